@@ -1,0 +1,100 @@
+"""Scripted experts: feedback controllers that look at the true state and say where the tool should go next.
+
+They are Markov: the command depends on the state alone, so that a demonstration can be disturbed (DART, Laskey et al.
+2017) and the label at every state is still what the expert would do there.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import gymnasium as gym
+import numpy as np
+
+from robotattn.envs.base import TabletopEnv
+from robotattn.envs.randomise import generator
+from robotattn.envs.scene import CUBE_HALF
+from robotattn.envs.sensors import object_poses
+from robotattn.types import Observation, Plan, wrap_angle
+
+STRIDE = 0.05  # the most a command lies ahead of the tool (m)
+TURN = 0.25  # (rad)
+HOVER, CARRY = 0.12, 0.22  # tool heights (m)
+NEAR, ALIGNED = 0.012, 0.12  # when it may descend (m, rad)
+OPEN, CLOSED = 1.0, 0.0
+NOISY_EPISODES, NOISE_RATE, NOISE_SECONDS = 0.8, 1.2, 0.25  # share, disturbances a second, length (s)
+NOISE = np.array([0.025, 0.025, 0.015, 0.15])  # standard deviations (m, m, m, rad)
+
+
+class PickUpExpert:
+    """Picks up the named cube. With noise > 0 commands are disturbed as in DART; plans carry the clean command too."""
+
+    def __init__(self, envs: Sequence[gym.Env], noise: float = 0.0) -> None:
+        self.envs = [cast(TabletopEnv, env.unwrapped) for env in envs]
+        self.noise = noise
+        self._disturbances = [_Disturbance(0.0, None, 1) for _ in envs]
+
+    def reset(self, row: int) -> None:
+        env = self.envs[row]
+        self._disturbances[row] = _Disturbance(self.noise, generator(env.episode_seed, "noise"), env.config.hz)
+
+    def plan(self, rows: Sequence[int], observations: Sequence[Observation]) -> list[Plan]:
+        return [self._plan(row, observation.time) for row, observation in zip(rows, observations, strict=True)]
+
+    def _plan(self, row: int, time: float) -> Plan:
+        env = self.envs[row]
+        tool = env.tool_pose()
+        clean = pick_up(tool, object_poses(env)[env.target], env.data.qpos[7] + env.data.qpos[8])
+        sent = clean.copy()
+        sent[:4] += self._disturbances[row].next()
+        period = 1.0 / env.config.hz
+        env.expert_joint = np.append(env.joints_for(tool + clean[:4]), clean[4])
+        if env.config.action_mode == "tool":
+            return Plan(sent[None], time, period, anchor=tool, expert=clean[None])
+        joints = np.append(env.joints_for(tool + sent[:4]), sent[4])
+        return Plan(joints[None], time, period, expert=env.expert_joint[None])
+
+
+def pick_up(tool: np.ndarray, cube: np.ndarray, width: float) -> np.ndarray:
+    """The command ``[5]`` (tool offset, gripper) at a tool pose ``[4]``, a cube pose ``[4]`` and a finger opening (m)."""
+    offset = cube - tool
+    offset[3] = wrap_angle(4 * offset[3]) / 4  # the nearest pair of faces
+    lateral, drop = np.hypot(*offset[:2]), -offset[2]
+    near = lateral < NEAR and abs(drop) < 0.01
+    if near and abs(width - 2 * CUBE_HALF) < 0.004:  # holding: lift
+        return _toward(np.array([0.0, 0.0, CARRY - tool[2], 0.0]), CLOSED)
+    if near and abs(offset[3]) < 2 * ALIGNED:
+        return _toward(offset, CLOSED)
+    if lateral < NEAR and abs(offset[3]) < ALIGNED:
+        return _toward(offset, OPEN)
+    if drop < 0.05 and lateral > 2 * NEAR:  # low and off centre: rise first
+        return _toward(np.array([0.0, 0.0, HOVER - tool[2], offset[3]]), OPEN)
+    return _toward(np.array([offset[0], offset[1], HOVER - tool[2], offset[3]]), OPEN)
+
+
+def _toward(offset: np.ndarray, gripper: float) -> np.ndarray:
+    distance = np.linalg.norm(offset[:3])
+    step = offset[:3] * min(1.0, STRIDE / max(distance, 1e-9))
+    return np.array([*step, np.clip(offset[3], -TURN, TURN), gripper])
+
+
+class _Disturbance:
+    """Offsets added to the commands of one episode: now and then, for a quarter of a second."""
+
+    def __init__(self, strength: float, rng: np.random.Generator | None, hz: int) -> None:
+        self.rng, self.hz, self.strength = rng, hz, strength
+        self.active = rng is not None and strength > 0 and rng.random() < NOISY_EPISODES
+        self.left, self.offset = 0, np.zeros(4)
+
+    def next(self) -> np.ndarray:
+        if not self.active or self.rng is None:
+            return np.zeros(4)
+        if self.left == 0 and self.rng.random() < NOISE_RATE / self.hz:
+            self.left = max(1, round(NOISE_SECONDS * self.hz))
+            self.offset = self.strength * self.rng.normal(0, NOISE)
+        elif self.left == 0:
+            return np.zeros(4)
+        self.left -= 1
+        return self.offset
+
+
+EXPERTS = {"pick_up": PickUpExpert}

@@ -1,0 +1,1 @@
+"""From plans to commands: chunk queues, clocks and safety limits. numpy only."""
