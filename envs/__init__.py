@@ -3,12 +3,9 @@
 Importing this registers ``robotattn/PickUp-v0``, so ``gym.make("robotattn.envs:robotattn/PickUp-v0")`` works at once.
 """
 
-import os
+from robotattn.envs.gl import choose_backend
 
-# Software rendering on more than one thread is three times slower, and without a screen only EGL or OSMesa can draw.
-os.environ.setdefault("LP_NUM_THREADS", "1")
-if not os.environ.get("DISPLAY"):
-    os.environ.setdefault("MUJOCO_GL", "egl")
+choose_backend()
 
 import gymnasium as gym  # noqa: E402
 

@@ -4,7 +4,7 @@ Observation (dictionary)
 
 | key | type, shape | meaning |
 |---|---|---|
-| state | float32 [13] | joint positions 0-6 (rad), finger width 7 (m), tool x y z 8-10 (m), sin and cos of the tool's yaw 11-12 |
+| state | float32 [13] | joint positions 0-6 (rad), finger width 7 (m), tool x y z 8-10 (m), sin, cos of its yaw 11-12 |
 | velocity | float32 [7] | joint velocities (rad/s) |
 | time | float64 [1] | seconds since reset |
 | instruction | text | names the target, English or Chinese |
@@ -90,9 +90,14 @@ class EnvConfig:
     def __post_init__(self) -> None:
         if self.hz < 1 or PHYSICS_HZ % self.hz:
             allowed = [hz for hz in range(1, PHYSICS_HZ + 1) if PHYSICS_HZ % hz == 0]
-            raise ValueError(f"hz: {self.hz} does not divide the physics rate of {PHYSICS_HZ} Hz; allowed are {allowed}")
+            raise ValueError(
+                f"hz: {self.hz} does not divide the physics rate of {PHYSICS_HZ} Hz; allowed are {allowed}"
+            )
         if not 1 <= self.min_objects <= self.max_objects <= MAX_OBJECTS:
-            raise ValueError(f"min_objects, max_objects: {self.min_objects}, {self.max_objects}, allowed is 1 <= min <= max <= {MAX_OBJECTS}")
+            raise ValueError(
+                f"min_objects, max_objects: {self.min_objects}, {self.max_objects}, "
+                f"allowed is 1 <= min <= max <= {MAX_OBJECTS}"
+            )
         if not 0 < self.time_limit <= 600:
             raise ValueError(f"time_limit: {self.time_limit} s, allowed is above 0 and up to 600")
         if not 0 <= self.yaw <= np.pi:
@@ -137,7 +142,9 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
 
     # --- episode -----------------------------------------------------------------------------------------------------
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Start the episode of this seed. options: objects (int), other (bool: name another cube of the same scene)."""
         super().reset(seed=seed)
         options = options or {}
@@ -188,7 +195,7 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
         address, geom, body = (a[slot] for a in (self.index.cube_qpos, self.index.cube_geoms, self.index.cube_bodies))
         self.model.geom_contype[geom], self.model.geom_conaffinity[geom] = (1, 3) if present else (0, 0)
         self.model.body_gravcomp[body] = 0.0 if present else 1.0  # an absent cube floats where it is parked
-        position = self.layout.position[slot] if present else PARKED + [0, 0.06 * slot, 0]
+        position = self.layout.position[slot] if present else PARKED + np.array([0, 0.06 * slot, 0])
         yaw = self.layout.yaw[slot] if present else 0.0
         self.data.qpos[address : address + 7] = [*position, np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)]
 
@@ -196,7 +203,9 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
         """Advance one control period; see the module for the action."""
         self.send(action)
         mujoco.mj_step(self.model, self.data, nstep=self.substeps)
-        mujoco.mj_forward(self.model, self.data)  # after mj_step, poses and contacts belong to an earlier state than qpos
+        mujoco.mj_forward(
+            self.model, self.data
+        )  # after mj_step, poses and contacts belong to an earlier state than qpos
         self.tick += 1
         success = self.judge()
         truncated = not success and self.tick >= self.max_ticks  # at a tie success wins

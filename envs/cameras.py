@@ -13,6 +13,8 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from robotattn.envs.gl import missing_gl_message
+
 
 @dataclass(frozen=True)
 class CameraConfig:
@@ -52,7 +54,7 @@ class _Context:
             where = "another process" if self._owner[0] != me[0] else "another thread"
             raise RuntimeError(
                 f"rendering: the OpenGL context was made in {where} and cannot be used here. "
-                "Start workers with the 'spawn' method (never 'fork') and render in the thread that made the environment."
+                "Start workers with the 'spawn' method (never 'fork') and render in the thread that made the context."
             )
         wanted = (model.vis.global_.offwidth, model.vis.global_.offheight)
         if self._mjr is None or wanted[0] > self.size[0] or wanted[1] > self.size[1]:
@@ -103,15 +105,6 @@ def _gl_context_class() -> Any:
     return mujoco.GLContext
 
 
-def missing_gl_message(error: BaseException) -> str:
-    """Say what to do where OpenGL cannot be started."""
-    backend = os.environ.get("MUJOCO_GL", "not set")
-    return (
-        f"rendering: OpenGL could not be started (MUJOCO_GL={backend}): {error}. On Debian or Ubuntu: "
-        "apt-get install -y libegl1 libgl1 libgl1-mesa-dri libglib2.0-0, then set MUJOCO_GL=egl (or osmesa) and LP_NUM_THREADS=1."
-    )
-
-
 def gl_renderer() -> str:
     """Name of the OpenGL renderer that draws in this process ('not used' before the first image)."""
     if _context._mjr is None:
@@ -156,7 +149,11 @@ class Renderer:
         if self._scene is None:
             _context.users += 1
             self._scene = mujoco.MjvScene(self.model, maxgeom=200)
-            for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION, mujoco.mjtRndFlag.mjRND_SKYBOX):
+            for flag in (
+                mujoco.mjtRndFlag.mjRND_SHADOW,
+                mujoco.mjtRndFlag.mjRND_REFLECTION,
+                mujoco.mjtRndFlag.mjRND_SKYBOX,
+            ):
                 self._scene.flags[flag] = False
         self._camera.fixedcamid = camera
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
@@ -194,8 +191,10 @@ class Renderer:
         self._closed = True
 
 
-def project(data: mujoco.MjData, model: mujoco.MjModel, camera: int, aspect: float, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where world points ``[N, 3]`` (m) appear in a camera: (u right, v down) in [0, 1] of the image, and whether inside.
+def project(
+    data: mujoco.MjData, model: mujoco.MjModel, camera: int, aspect: float, points: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where points ``[N, 3]`` (m) appear in a camera: (u right, v down) in [0, 1] of the image, and whether inside.
 
     Points behind the camera or outside the image are clipped to its border and marked as not inside.
     """

@@ -55,7 +55,7 @@ class PickUpExpert:
 
 
 def pick_up(tool: np.ndarray, cube: np.ndarray, width: float) -> np.ndarray:
-    """The command ``[5]`` (tool offset, gripper) at a tool pose ``[4]``, a cube pose ``[4]`` and a finger opening (m)."""
+    """The command ``[5]`` (tool offset, gripper) at a tool pose ``[4]``, a cube pose ``[4]`` and finger opening (m)."""
     offset = cube - tool
     offset[3] = wrap_angle(4 * offset[3]) / 4  # the nearest pair of faces
     lateral, drop = np.hypot(*offset[:2]), -offset[2]

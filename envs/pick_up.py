@@ -10,8 +10,8 @@ HOLD = 0.5  # (s)
 
 
 class PickUpEnv(TabletopEnv):
-    """`robotattn/PickUp-v0`. Success, strictly: the named cube is at least 10 cm up, between both pads, touching neither
-    table nor anything but the hand, at every tick of half a second. Observation and action: see `robotattn.envs.base`.
+    """`robotattn/PickUp-v0`. Success, strictly: the named cube is at least 10 cm up, between both pads and touching
+    nothing but the hand, at every tick of half a second. Observation and action: see `robotattn.envs.base`.
     """
 
     def start_task(self) -> None:

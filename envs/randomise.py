@@ -1,4 +1,4 @@
-"""What differs from episode to episode: the layout of the cubes, their colours, and, on request, light, cameras, texture.
+"""What differs from episode to episode: layout and colours of the cubes and, on request, light, cameras and texture.
 
 Every draw comes from a stream of its own, derived from the episode's seed, so that switching one kind of variation on
 or naming another cube leaves everything else in the scene as it was.
@@ -62,11 +62,19 @@ class Look:
     texture: bool = False
 
 
-def apply_look(model: mujoco.MjModel, base: mujoco.MjModel, rng: np.random.Generator, look: Look, colour: np.ndarray, cubes: np.ndarray, table: int) -> None:
+def apply_look(
+    model: mujoco.MjModel,
+    base: mujoco.MjModel,
+    rng: np.random.Generator,
+    look: Look,
+    colour: np.ndarray,
+    cubes: np.ndarray,
+    table: int,
+) -> None:
     """Write this episode's colours, light, camera poses and table texture into the model, starting from `base`.
 
-    At strength 1 the light's power varies by ±50 % (each channel ±15 %) and its direction by about 35 degrees, colours by
-    ±.15 a channel, cameras by 1 cm and 1 degree (standard deviations).
+    At strength 1 the light's power varies by ±50 % (each channel ±15 %) and its direction by about 35 degrees, colours
+    by ±.15 a channel, cameras by 1 cm and 1 degree (standard deviations).
     """
     tint, lamp, sway, cloth = rng.spawn(4)
     _paint(model, tint, look.colour_jitter, colour, cubes)
@@ -87,7 +95,9 @@ def apply_look(model: mujoco.MjModel, base: mujoco.MjModel, rng: np.random.Gener
         model.geom_rgba[table, :3] = 1.0
 
 
-def _paint(model: mujoco.MjModel, rng: np.random.Generator, strength: float, colour: np.ndarray, cubes: np.ndarray) -> None:
+def _paint(
+    model: mujoco.MjModel, rng: np.random.Generator, strength: float, colour: np.ndarray, cubes: np.ndarray
+) -> None:
     shades = np.array([RGB[COLOURS[index]] for index in colour])
     shades = shades + strength * rng.uniform(-0.15, 0.15, shades.shape)
     model.geom_rgba[cubes[: len(colour)], :3] = np.clip(shades, 0, 1)

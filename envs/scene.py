@@ -9,7 +9,9 @@ import numpy as np
 from robotattn.assets import path
 from robotattn.types import MAX_OBJECTS
 
-HOME = np.array([0.0, -0.353, 0.0, -2.521, 0.0, 2.168, 0.785])  # (rad): tool at x .42, z .30 m, out of the top camera's way
+HOME = np.array(
+    [0.0, -0.353, 0.0, -2.521, 0.0, 2.168, 0.785]
+)  # (rad): tool at x .42, z .30 m, out of the top camera's way
 FINGER_TRAVEL = 0.04  # of each finger (m)
 CUBE_HALF = 0.02  # (m)
 CUBE_MASS = 0.05  # (kg)
@@ -22,13 +24,15 @@ def build(cubes: int = MAX_OBJECTS, image_size: tuple[int, int] = (640, 480)) ->
     for index in range(cubes):
         _add_cube(spec, index)
     width, height = image_size
-    spec.visual.global_.offwidth = max(width, spec.visual.global_.offwidth)  # grows to the largest camera, never shrinks
+    spec.visual.global_.offwidth = max(
+        width, spec.visual.global_.offwidth
+    )  # grows to the largest camera, never shrinks
     spec.visual.global_.offheight = max(height, spec.visual.global_.offheight)
     return spec.compile()
 
 
 def _add_cube(spec: mujoco.MjSpec, index: int) -> None:
-    body = spec.worldbody.add_body(name=f"cube{index}", pos=PARKED + [0, 0.06 * index, 0])
+    body = spec.worldbody.add_body(name=f"cube{index}", pos=PARKED + np.array([0, 0.06 * index, 0]))
     body.add_freejoint(name=f"cube{index}")
     body.add_geom(
         name=f"cube{index}",

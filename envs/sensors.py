@@ -30,7 +30,9 @@ def observation_space(config: EnvConfig) -> spaces.Dict:
         "instruction": spaces.Text(max_length=200, min_length=0, charset=_charset()),
     }
     if config.cameras:
-        parts["images"] = spaces.Dict({c.name: spaces.Box(0, 255, (c.height, c.width, 3), np.uint8) for c in config.cameras})
+        parts["images"] = spaces.Dict(
+            {c.name: spaces.Box(0, 255, (c.height, c.width, 3), np.uint8) for c in config.cameras}
+        )
     depth = {c.name: spaces.Box(0.0, 100.0, (c.height, c.width), np.float32) for c in config.cameras if c.depth}
     segmentation = {c.name: spaces.Box(-1, 5, (c.height, c.width), np.int8) for c in config.cameras if c.segmentation}
     if depth:
@@ -66,7 +68,7 @@ def proprioception(data: mujoco.MjData, index: Index) -> np.ndarray:
 
 
 def object_poses(env: TabletopEnv) -> np.ndarray:
-    """Poses ``[6, 4]`` of the cubes (yaw within ±45 degrees: a cube looks the same every quarter turn); absent ones zero."""
+    """Poses ``[6, 4]`` of the cubes, yaw within ±45 degrees (a quarter turn changes nothing); absent ones zero."""
     bodies = env.index.cube_bodies
     rotation = env.data.xmat[bodies]
     yaw = wrap_angle(4 * np.arctan2(rotation[:, 3], rotation[:, 0])) / 4
@@ -125,4 +127,3 @@ def labels(env: TabletopEnv) -> dict[str, Any]:
     if env.expert_joint is not None:
         result["expert_joint"] = env.expert_joint
     return result
-

@@ -41,8 +41,8 @@ def wrap_angle(angle: np.ndarray | float) -> np.ndarray:
 class Observation:
     """What the sensors saw at one instant.
 
-    images: camera name → uint8 ``[height, width, 3]``, RGB. state: float32 ``[13]``, see `STATE`. instruction: text, may
-    be empty. objects: float32 ``[6, 10]`` (x, y, z, yaw, colour one-hot; absent slots all zero) or None when object
+    images: camera name → uint8 ``[height, width, 3]``, RGB. state: float32 ``[13]``, see `STATE`. instruction: text,
+    may be empty. objects: float32 ``[6, 10]`` (x, y, z, yaw, colour one-hot; absent slots all zero) or None when object
     tokens were not asked for. time: seconds since reset.
     """
 
@@ -105,7 +105,7 @@ class Episode:
 
 
 class Agent(Protocol):
-    """Something that plans: the expert, a policy, a constant. Rows are slots of the batch, each with its own episode."""
+    """Something that plans: the expert, a policy, a constant. Rows are slots of the batch, each with an episode."""
 
     def reset(self, row: int) -> None:
         """Forget everything about the episode that ran in this row."""
