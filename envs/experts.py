@@ -72,7 +72,7 @@ def pick_up(tool: np.ndarray, cube: np.ndarray, width: float) -> np.ndarray:
 
 
 def _toward(offset: np.ndarray, gripper: float) -> np.ndarray:
-    distance = np.linalg.norm(offset[:3])
+    distance = float(np.linalg.norm(offset[:3]))
     step = offset[:3] * min(1.0, STRIDE / max(distance, 1e-9))
     return np.array([*step, np.clip(offset[3], -TURN, TURN), gripper])
 

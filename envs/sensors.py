@@ -33,12 +33,11 @@ def observation_space(config: EnvConfig) -> spaces.Dict:
         parts["images"] = spaces.Dict(
             {c.name: spaces.Box(0, 255, (c.height, c.width, 3), np.uint8) for c in config.cameras}
         )
-    depth = {c.name: spaces.Box(0.0, 100.0, (c.height, c.width), np.float32) for c in config.cameras if c.depth}
-    segmentation = {c.name: spaces.Box(-1, 5, (c.height, c.width), np.int8) for c in config.cameras if c.segmentation}
-    if depth:
-        parts["depth"] = spaces.Dict(depth)
-    if segmentation:
-        parts["segmentation"] = spaces.Dict(segmentation)
+    for kind, low, high, dtype in (("depth", 0.0, 100.0, np.float32), ("segmentation", -1, 5, np.int8)):
+        wanted = [camera for camera in config.cameras if getattr(camera, kind)]
+        boxes: dict[str, spaces.Space] = {c.name: spaces.Box(low, high, (c.height, c.width), dtype) for c in wanted}
+        if boxes:
+            parts[kind] = spaces.Dict(boxes)
     if config.object_tokens:
         parts["objects"] = spaces.Box(-10.0, 10.0, (MAX_OBJECTS, OBJECT_SIZE), np.float32)
     return spaces.Dict(parts)

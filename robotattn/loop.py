@@ -44,7 +44,10 @@ class _Row:
             return None
         success = bool(self.info["success"])  # at a tie of success and time limit, success wins
         reason = "success" if success else str(self.info["reason"])
-        return Episode(self.seed, success, reason, self.steps, self.instruction, dict(self.info["episode"]), self.rows)
+        return Episode(
+            self.seed, success, reason, self.steps, self.instruction, bool(terminated), bool(truncated),
+            dict(self.info["episode"]), self.rows,
+        )  # fmt: skip
 
 
 def run_episodes(

@@ -93,13 +93,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Episode:
-    """What came of one episode. reason: 'success', 'time_limit', or why it was cut short."""
+    """What came of one episode. reason: 'success', 'time_limit', or why it was cut short.
+
+    terminated: the task ended it; truncated: the clock did. info: what the environment says of the episode.
+    """
 
     seed: int
     success: bool
     reason: str
     steps: int
     instruction: str
+    terminated: bool = False
+    truncated: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
     rows: Sequence[Step] = ()
 

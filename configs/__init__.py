@@ -1,0 +1,1 @@
+"""Ready-made training configurations: a file says only what makes it that experiment, the rest are defaults."""

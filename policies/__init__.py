@@ -1,0 +1,14 @@
+"""Policies. `PolicyConfig` is the list of them: a new policy is one file, and one name in this union."""
+
+from robotattn.policies.act import ACT, ACTConfig
+from robotattn.policies.base import Batch, Memory, Policy
+
+PolicyConfig = ACTConfig
+
+
+def build(config: PolicyConfig) -> Policy:
+    """Return the freshly initialised policy that a config describes."""
+    return config.build()
+
+
+__all__ = ["ACT", "ACTConfig", "Batch", "Memory", "Policy", "PolicyConfig", "build"]

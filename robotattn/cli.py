@@ -1,0 +1,292 @@
+"""The command line: `robotattn COMMAND ...`, one command a stage, files in and files out.
+
+Every command ends with a table and, last on standard output, one line of JSON; progress and errors go to standard
+error. Exit codes: 0 done, 1 failed, 2 the request cannot be carried out as it stands, 130 interrupted.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+
+from robotattn import __version__
+from robotattn.config import UsageError, load
+from robotattn.flags import find, parse, shipped_configs, with_checkpoint
+
+# Nothing heavier is imported here: help and mistakes answer at once, and each command brings what it needs.
+
+LINE_SECONDS = 10.0  # between lines of progress where there is no terminal to draw a bar on
+
+# ------------------------------------------------------------------------------------------- commands
+
+
+def record(arguments: list[str]) -> int:
+    """Record demonstrations of the scripted expert: robotattn record --out FOLDER [flags]."""
+    from robotattn.data.record import RecordConfig
+    from robotattn.data.record import record as run
+
+    config = parse(RecordConfig, arguments, record, markers=[tyro.conf.OmitArgPrefixes])  # --hz, not --env.hz
+    with Progress() as shown:
+        result = run(config, shown)
+    return finish(
+        "record", result, pick(result, "folder episodes recorded frames attempts expert_rate damaged seconds")
+    )
+
+
+def verify(arguments: list[str]) -> int:
+    """Check a folder of demonstrations, file by file: robotattn verify FOLDER."""
+    from robotattn.data.verify import verify as run
+
+    def arrange(
+        folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")], no_replay: bool = False
+    ) -> tuple[Path, bool]:
+        """Take the folder.
+
+        Args:
+            folder: What `robotattn record` wrote.
+            no_replay: Only read the files; do not send the recorded actions again.
+        """
+        return folder, no_replay
+
+    folder, no_replay = parse(arrange, arguments, verify)
+    with Progress() as shown:
+        result = run(folder, shown, replay=not no_replay)
+    warn(result["bad"])
+    finish("verify", result, [*pick(result, "folder episodes frames replayed"), ("bad", len(result["bad"]))])
+    return 1 if result["bad"] else 0
+
+
+def train(arguments: list[str]) -> int:
+    """Train a policy: robotattn train CONFIG.yaml [flags that override the file's values] [--resume]."""
+    name, rest = first(arguments, train)
+    from robotattn.train import TrainConfig
+    from robotattn.train import train as run
+
+    default = load(find(name, "configs", ".yaml"), TrainConfig)
+
+    def arrange(
+        config: Annotated[TrainConfig, tyro.conf.arg(name="")] = default, resume: bool = False
+    ) -> tuple[TrainConfig, bool]:
+        """Take the file's values and the flags.
+
+        Args:
+            resume: Go on from the last checkpoint of this run; start it if there is none.
+        """
+        return config, resume
+
+    config, resume = parse(arrange, rest, train, name)
+    last: dict[str, Any] = {}
+    began = time.monotonic()
+    with Progress() as shown:
+        folder = run(config, resume=resume, progress=shown, callbacks=[last.update])
+    result = {"folder": str(folder), **last, "steps": config.steps, "seconds": time.monotonic() - began}
+    return finish("train", result, result.items())
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Roll a checkpoint out and count the successes: robotattn evaluate CHECKPOINT [flags], or --agent expert."""
+    from robotattn.evaluate import EvaluateConfig, result_path
+    from robotattn.evaluate import evaluate as run
+
+    config = parse(EvaluateConfig, with_checkpoint(arguments), evaluate)
+    with Progress() as shown:
+        result = run(config, shown)
+    rates = {"all": result["success"]}
+    rates |= {f"{key} {value}": rate for key, part in result["by"].items() for value, rate in part.items()}
+    rows = [
+        (name, f"{r['rate']:.1%}", f"{r['low']:.1%} to {r['high']:.1%}", r["episodes"]) for name, r in rates.items()
+    ]
+    warn(result["warnings"])
+    short = {"file": str(result_path(config)), **result["success"], "reasons": result["reasons"]}
+    return finish("evaluate", short, rows, ("", "success", "95 % interval", "episodes"))
+
+
+def profile(arguments: list[str]) -> int:
+    """Time a checkpoint, stage by stage: robotattn profile CHECKPOINT [flags]."""
+    from robotattn.latency.profile import ProfileConfig, result_path
+    from robotattn.latency.profile import profile as run
+
+    config = parse(ProfileConfig, with_checkpoint(arguments), profile)
+    result = run(config)
+    titles = ("p50", "p90", "p99", "mean")
+    rows = [
+        (stage, *("" if times[title] is None else times[title] for title in titles))
+        for stage, times in result["stages"].items()
+    ]
+    short = {stage: times["p50"] for stage, times in result["stages"].items()}
+    short = {"file": str(result_path(config)), "p50_ms": short, "parameters": result["parameters"]}
+    return finish("profile", short, rows, ("stage", *(f"{title} (ms)" for title in titles)))
+
+
+def report(arguments: list[str]) -> int:
+    """Make one page of everything measured in a folder: robotattn report FOLDER."""
+    from robotattn.report import ReportConfig, gather
+    from robotattn.report import report as run
+
+    config = parse(ReportConfig, arguments, report)
+    page = run(config)
+    rows, measured = [], []
+    for found in gather(config.folders):
+        rate = found.evaluations[0]["success"] if found.evaluations else None
+        step = found.profiles[0]["stages"]["step"]["p50"] if found.profiles else None
+        success = f"{rate['rate']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})" if rate else ""
+        rows.append((found.name, success, rate["episodes"] if rate else "", "" if step is None else step))
+        measured.append({"name": found.name, "success": rate, "step_p50_ms": step})
+    titles = ("", "success (95 % interval)", "episodes", "step p50 (ms)")
+    return finish("report", {"file": str(page), "runs": measured}, rows, titles)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    command.__name__: command for command in (record, verify, train, evaluate, profile, report)
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    # Torch's threads must not spin while they wait: with other programs on the same cores that costs a factor of eight.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name == "--version":
+        print(f"robotattn {__version__}")
+        return 0
+    try:
+        if name not in COMMANDS:
+            raise UsageError(f"{name}: no such command; allowed: {', '.join(COMMANDS)}")
+        return COMMANDS[name](rest)
+    except UsageError as error:
+        return fail(" ".join(str(error).split()), 2)
+    except OSError as error:
+        return fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    except KeyboardInterrupt:
+        return fail(f"{name}: interrupted", 130)
+    except RuntimeError as error:
+        if not type(error).__module__.startswith("robotattn"):
+            raise  # a mistake in the program: its traceback is what helps
+        return fail(str(error), 1)
+
+
+def usage() -> str:
+    """The help of `robotattn` itself: one line a command."""
+    lines = [f"  {name:10}{(command.__doc__ or '').split(':')[0]}" for name, command in COMMANDS.items()]
+    head = "Attention policies on a tabletop: demonstrations, training, success, latency."
+    return "\n".join(
+        [
+            "usage: robotattn COMMAND [-h] ...",
+            "",
+            head,
+            "",
+            *lines,
+            "\n  robotattn COMMAND --help says what a command takes.",
+        ]
+    )
+
+
+def fail(message: str, code: int) -> int:
+    """Say on standard error what went wrong."""
+    print(f"robotattn: {message}", file=sys.stderr)
+    return code
+
+
+def first(arguments: list[str], command: Callable[..., int]) -> tuple[str, list[str]]:
+    """Split off the first argument, a configuration; without one say which there are."""
+    wanted = f"CONFIG is a YAML file, your own or one of these: {', '.join(shipped_configs())}"
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(
+            f"{command.__doc__}\n\n{wanted}\nrobotattn {command.__name__} CONFIG --help shows its values and the flags."
+        )
+        raise SystemExit(0)
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(f"{command.__name__}: the first argument must be a configuration; {wanted}")
+    return arguments[0], arguments[1:]
+
+
+# --------------------------------------------------------------------------------- showing what happens
+
+
+class Progress:
+    """A bar with the time left for each kind of work, on standard error; plain lines where that is not a terminal."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
+        text = bars.TextColumn("{task.description}")
+        self.bars = bars.Progress(text, *columns, console=self.console, disable=not self.console.is_terminal)
+        self.tasks: dict[str, bars.TaskID] = {}
+        self.began: dict[str, tuple[float, int]] = {}  # when, and how much was done already
+        self.last_line = time.monotonic()
+
+    def __enter__(self) -> "Progress":
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show that `done` of `total` are done of what is going on."""
+        if what not in self.tasks:
+            self.tasks[what] = self.bars.add_task(what, total=total, completed=done)
+            self.began[what] = time.monotonic(), done
+        self.bars.update(self.tasks[what], completed=done, total=total)
+        if not self.console.is_terminal and time.monotonic() - self.last_line > LINE_SECONDS:
+            self.last_line = time.monotonic()
+            print(f"{what}: {done} of {total}{self._left(what, done, total)}", file=sys.stderr, flush=True)
+
+    def _left(self, what: str, done: int, total: int) -> str:
+        since, before = self.began[what]
+        if done == before:
+            return ""
+        return f", {(time.monotonic() - since) / (done - before) * (total - done):.0f} s left"
+
+
+def finish(command: str, result: Mapping[str, Any], rows: Iterable[Sequence[Any]], titles: Sequence[str] = ()) -> int:
+    """Print the table and the line of JSON that end a command; return exit code 0."""
+    table = Table(title=f"robotattn {command}", title_justify="left", show_header=bool(titles))
+    for title in titles:
+        table.add_column(title)
+    for row in rows:
+        table.add_row(*(cell(value) for value in row))
+    Console().print(table)
+    print(json.dumps({"command": command, **finite(result)}, ensure_ascii=False, default=str), flush=True)
+    return 0
+
+
+def pick(result: Mapping[str, Any], names: str) -> list[tuple[str, Any]]:
+    return [(name.replace("_", " "), result[name]) for name in names.split() if name in result]
+
+
+def cell(value: Any) -> str:
+    """A value as text of a table: numbers with four digits, lists by their length or content."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def finite(value: Any) -> Any:
+    """The value with every number that JSON has no word for (nan, infinity) as null."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def warn(messages: Iterable[str]) -> None:
+    for message in messages:
+        print(f"warning: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Statistics of a dataset: mean and scale of what a policy sees and of the targets that it is trained on.
+
+The scale is the standard deviation, with a floor: a dimension that (almost) never moved in the demonstrations would
+otherwise turn a millimetre into hundreds of standard deviations at test time. Dimensions under the floor are named.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from robotattn.data.windows import POSITION, STATE, Windows
+from robotattn.tokens.normaliser import Moments, Statistics
+
+FLOOR = 0.01  # (m, rad): what moves less than a centimetre or half a degree is not blown up to full scale
+BLOCK = 4096  # windows at a time
+
+STATE_NAMES = (*(f"joint {i}" for i in range(7)), "finger width", "tool x", "tool y", "tool z", "sin yaw", "cos yaw")
+ACTION_NAMES = {
+    "tool": ("dx", "dy", "dz", "dyaw", "gripper"),
+    "joint": (*(f"joint {i}" for i in range(7)), "gripper"),
+}
+POSITION_NAMES = ("x", "y", "z", "yaw")
+
+
+def statistics(windows: Windows, floor: float = FLOOR, warn: Callable[[str], None] = warnings.warn) -> Statistics:
+    """Return the moments of state, action and position over every window of a dataset.
+
+    action: over the targets inside the episodes, relative to the tool where the policy's are. position: over the cubes
+    that are present. `warn` is told which dimensions have the floor as their scale. Raises ValueError for values that
+    are not finite.
+    """
+    positions = windows.frames[POSITION][windows.present[windows.episode]]
+    moments = {
+        "state": _moments("state", STATE_NAMES, [windows.frames[STATE]], floor),
+        "action": _moments("action", ACTION_NAMES[windows.action_mode], _actions(windows), floor),
+        "position": _moments("position", POSITION_NAMES, [positions], floor),
+    }
+    if found := [f"{key}: {', '.join(m.under_floor())}" for key, m in moments.items() if m.under_floor()]:
+        warn(f"{windows.folder}: hardly ever moves, so its scale is the floor {floor:g}: {'; '.join(found)}")
+    return Statistics(moments)
+
+
+def _actions(windows: Windows) -> Iterator[np.ndarray]:
+    for start in range(0, len(windows), BLOCK):
+        actions, mask = windows.actions(np.arange(start, min(start + BLOCK, len(windows))))
+        yield actions[mask]
+
+
+def _moments(key: str, names: tuple[str, ...], blocks: Iterable[np.ndarray], floor: float) -> Moments:
+    """Pool the moments of blocks ``[n, D]`` in float64 (Chan, Golub and LeVeque 1983: no cancellation)."""
+    count, mean, square = 0, np.zeros(len(names)), np.zeros(len(names))
+    for block in blocks:
+        if not np.isfinite(block).all():
+            bad = [names[d] for d in np.flatnonzero(~np.isfinite(block).all(axis=0))]
+            raise ValueError(f"{key}: {', '.join(bad)}: the dataset holds values that are not finite")
+        values = block.astype(np.float64)
+        shift = values.mean(axis=0) - mean
+        total = count + len(values)
+        square += ((values - values.mean(axis=0)) ** 2).sum(axis=0) + shift**2 * count * len(values) / total
+        mean += shift * len(values) / total
+        count = total
+    scale = np.maximum(np.sqrt(square / count), floor)
+    return Moments(names, tuple(mean.tolist()), tuple(scale.tolist()), floor)

@@ -1,0 +1,266 @@
+"""Record demonstrations: the feedback expert, disturbed (DART), in several processes, strict successes only.
+
+Episode i is a function of the configuration and i alone: its attempts draw their seeds from its own part of the seed
+stream, so neither the number of workers nor a kill in between changes a byte. Running the same command again checks
+what is there and records what is missing.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from robotattn.config import UsageError, to_dict
+from robotattn.control.chunks import absolute
+from robotattn.data import store
+from robotattn.data.workers import WorkerError, run_tasks
+from robotattn.envs import EnvConfig
+from robotattn.loop import run_episodes
+from robotattn.seeds import stream
+from robotattn.types import Agent, Episode, Step, tool_pose
+
+ATTEMPTS = 20  # of one episode, each with its own seed; more failures in a row mean that something is broken
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """What to record, and where to."""
+
+    out: Path
+    """Dataset folder; an unfinished one is resumed."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """The world: task, cameras, randomisation."""
+    episodes: int = 100
+    """Successful episodes in the folder when done."""
+    seed: int = 0
+    """Base seed; recordings with different ones share no episode."""
+    noise: float = 1.0
+    """Strength of the disturbances sent on top of the expert's commands (DART); 0 is an undisturbed expert."""
+    workers: int = 2
+    """Processes that record; the episodes do not depend on it."""
+    deadline: float = 120.0
+    """Seconds a worker may take to start, or for one episode, before the run is given up."""
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("episodes", 1), ("seed", 0), ("noise", 0.0), ("workers", 1), ("deadline", 1e-3)):
+            value = getattr(self, name)
+            if not np.isfinite(value) or value < lowest:
+                raise ValueError(f"{name}: {value} is not a finite number of at least {lowest:g}")
+
+
+World = Callable[[RecordConfig], tuple[gym.Env, Agent]]
+
+
+def expert_world(config: RecordConfig) -> tuple[gym.Env, Agent]:
+    """Make the environment of a recording and the expert that acts in it."""
+    from robotattn.envs import make_env
+    from robotattn.envs.experts import PickUpExpert
+
+    env = make_env(config.env)
+    return env, PickUpExpert([env], noise=config.noise)
+
+
+def record(config: RecordConfig, progress: Progress | None = None, world: World = expert_world) -> dict[str, Any]:
+    """Record or resume a dataset; return what was done (episodes, attempts, expert_rate, damaged, ...).
+
+    `world` makes environment and agent; it must be a module's function. Raises UsageError if the folder holds
+    something else, WorkerError if a worker fails, dies or stalls, or if the expert keeps failing; what was recorded
+    until then stays.
+    """
+    folder, began = Path(config.out), time.monotonic()
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: out: is a file, not a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with store.locked(folder):
+        store.open_dataset(folder, describe(config))
+        store.remove_temporary(folder)
+        lines, damaged = _usable(config, folder)
+        missing = [index for index in range(config.episodes) if index not in lines]
+        found = len(lines)
+        _report(progress, found, config.episodes)
+        store.write_manifest(folder, lines)
+        try:
+            work = partial(opened, config, world)
+            with closing(run_tasks(work, missing, config.workers, config.deadline)) as results:
+                for line in results:
+                    lines[line["index"]] = line
+                    store.append_line(folder, line)
+                    _report(progress, len(lines), config.episodes)
+        finally:
+            store.write_manifest(folder, lines)
+            store.remove_temporary(folder)
+    return _summary(config, lines, len(missing), damaged, time.monotonic() - began)
+
+
+def describe(config: RecordConfig) -> dict[str, Any]:
+    """Return the content of dataset.json."""
+    return {
+        "schema": store.SCHEMA,
+        "env": to_dict(config.env),
+        "seed": config.seed,
+        "noise": config.noise,
+        "episodes": config.episodes,
+        "versions": store.versions() | ({"renderer": renderer(config.env)} if config.env.cameras else {}),
+    }
+
+
+def renderer(config: EnvConfig) -> str:
+    """Name the OpenGL renderer that draws here: images of another one differ in places."""
+    from robotattn.envs import make_env
+    from robotattn.envs.cameras import gl_renderer
+
+    env = make_env(config)
+    try:
+        env.reset(seed=0)
+        return gl_renderer()
+    finally:
+        env.close()
+
+
+def attempt_seed(base: int, index: int, attempt: int) -> int:
+    """Return the seed of an attempt (0, 1, ...) at an episode: each episode has its own piece of the stream."""
+    return stream("record", base, 1, start=index * ATTEMPTS + attempt)[0]
+
+
+def _report(progress: Progress | None, done: int, total: int) -> None:
+    if progress:
+        progress("record", done, total)
+
+
+def _usable(config: RecordConfig, folder: Path) -> tuple[dict[int, store.Line], list[str]]:
+    """Check the files that are there: the lines of the good ones by index, and what is wrong with the others."""
+    hashes = {line["index"]: line["sha256"] for line in store.read_manifest(folder, torn=True)}
+    lines: dict[int, store.Line] = {}
+    damaged: list[str] = []
+    for index in range(config.episodes):
+        path = store.episode_path(folder, index)
+        if not path.exists() and index not in hashes:
+            continue
+        try:
+            episode = store.read_episode(path, hashes.get(index), lambda name: False)
+            _check_origin(config, index, episode, path)
+            lines[index] = store.manifest_line(episode)
+        except store.BadEpisode as error:
+            damaged.append(str(error))
+    return lines, damaged
+
+
+def _check_origin(config: RecordConfig, index: int, episode: store.StoredEpisode, path: Path) -> None:
+    about = episode.attributes
+    seed = attempt_seed(config.seed, index, about["attempt"] - 1)
+    if (about["index"], about["seed"], about["env"]) != (index, seed, _json(to_dict(config.env))):
+        raise store.BadEpisode(f"{path}: episode {index}: belongs to another dataset (seed {about['seed']})")
+
+
+def _summary(
+    config: RecordConfig, lines: Mapping[int, store.Line], recorded: int, damaged: Sequence[str], seconds: float
+) -> dict[str, Any]:
+    attempts = sum(line["attempt"] for line in lines.values())
+    return {
+        "folder": str(config.out),
+        "episodes": len(lines),
+        "recorded": recorded,
+        "frames": sum(line["length"] for line in lines.values()),
+        "attempts": attempts,
+        "expert_rate": len(lines) / attempts,
+        "seconds": seconds,
+        "episodes_per_second": recorded / seconds,
+        "damaged": list(damaged),
+    }
+
+
+# ------------------------------------------------------------------------------------ inside a worker
+
+
+class _LastObservation(gym.Wrapper):
+    """Remembers what was seen after the last step: the loop hands out only what was seen before each command."""
+
+    def step(self, action: Any) -> Any:
+        result = self.env.step(action)
+        self.final_state = np.array(result[0]["state"])
+        return result
+
+
+@contextmanager
+def opened(config: RecordConfig, world: World) -> Iterator[Callable[[int], store.Line]]:
+    """Open the world; give the function that records episode i, writes its file and returns its manifest line."""
+    env, agent = world(config)
+    try:
+        yield partial(_record_episode, config, _LastObservation(env), agent)
+    finally:
+        env.close()
+
+
+def _record_episode(config: RecordConfig, env: _LastObservation, agent: Agent, index: int) -> store.Line:
+    """Try seed after seed until the expert succeeds, and write that episode."""
+    for attempt in range(ATTEMPTS):
+        seed = attempt_seed(config.seed, index, attempt)
+        (episode,) = run_episodes([env], agent, [seed], keep=lambda seed: True)
+        if episode.success:
+            columns = columns_of(episode, config.env.action_mode, env.final_state)
+            return store.write_episode(config.out, index, columns, _attributes(config, episode, attempt + 1))
+    last = f"seed {seed}: {episode.reason}"
+    raise WorkerError(f"the expert failed {ATTEMPTS} times in a row (last: {last}); none of the attempts was kept")
+
+
+def _attributes(config: RecordConfig, episode: Episode, attempt: int) -> dict[str, Any]:
+    return {
+        "attempt": attempt,
+        "seed": episode.seed,
+        "instruction": episode.instruction,
+        "success": episode.success,
+        "reason": episode.reason,
+        "hz": config.env.hz,
+        "action_mode": config.env.action_mode,
+        "env": _json(to_dict(config.env)),
+        "episode": _json(dict(episode.info)),
+        "target": int(episode.rows[0].labels["target"]),
+        "sim": True,
+    }
+
+
+def columns_of(episode: Episode, action_mode: str, final_state: np.ndarray) -> dict[str, np.ndarray]:
+    """Turn an episode's rows into the columns of its file."""
+    rows, seen = episode.rows, [row.observation for row in episode.rows]
+    labels = rows[0].labels
+    columns = {
+        "observations/state": np.stack([one.state for one in seen]),
+        "action": np.stack([row.command.action for row in rows]).astype(np.float64),
+        "expert_action": np.stack([_expert_target(row, action_mode) for row in rows]).astype(np.float64),
+        "time/observation": np.array([one.time for one in seen], dtype=np.float64),
+        "labels/position": np.stack([row.labels["position"] for row in rows]),
+        "labels/present": np.array(labels["present"], dtype=bool),
+        "labels/colour": np.array(labels["colour"], dtype=np.int64),
+        "final/state": final_state,
+    }
+    if seen[0].objects is not None:
+        columns["observations/objects"] = np.stack([np.asarray(one.objects) for one in seen])
+    for camera in seen[0].images:
+        columns[f"observations/images/{camera}"] = np.stack([one.images[camera] for one in seen])
+    for name in ("pixel", "visible"):
+        for camera in labels.get(name, {}):
+            columns[f"labels/{name}/{camera}"] = np.stack([row.labels[name][camera] for row in rows])
+    if "expert_joint" in labels:
+        columns["expert_joint"] = np.stack([row.labels["expert_joint"] for row in rows]).astype(np.float64)
+    return columns
+
+
+def _expert_target(row: Step, action_mode: str) -> np.ndarray:
+    """Return the clean absolute target of a row: the expert's, or what was sent where nothing was added to it."""
+    if row.command.expert is not None:
+        return row.command.expert
+    anchor = tool_pose(row.observation.state.astype(np.float64)) if action_mode == "tool" else None
+    return absolute(row.command.action, anchor)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -1,0 +1,213 @@
+"""Training windows: a dataset folder in RAM, and batches of (what was seen at t, the expert's next H targets).
+
+Every frame of every episode is one window. Frames lie in a few large arrays (images as uint8), so a batch is one gather
+per column. Targets in tool mode are relative to the tool pose at t; past the end of an episode the last target is
+repeated and masked. The instruction is rendered anew from the templates each time, and so are sentences that name the
+other objects in view: every frame can teach where each of them is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from robotattn.config import UsageError
+from robotattn.control.chunks import relative
+from robotattn.data import store
+from robotattn.instructions import sentences
+from robotattn.tokens.text import Tokenizer
+from robotattn.types import COLOURS, ActionMode, tool_pose
+
+Batch = dict[str, Any]
+Progress = Callable[[str, int, int], None]
+
+STATE, OBJECTS, IMAGES = "observations/state", "observations/objects", "observations/images/"
+POSITION, PRESENT, COLOUR = "labels/position", "labels/present", "labels/colour"
+
+
+class Windows:
+    """A dataset in RAM. `len` is the number of windows (frames); `batch` gathers some of them.
+
+    folder: what `robotattn record` wrote. chunk: H, actions of a window. cameras: which images to load. episodes: only
+    the first n. objects: give object tokens. permute_colours: rename the colours at random in each sample, in object
+    tokens and instruction together. on_bad: whether a damaged file ends the loading or is left out.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        chunk: int,
+        cameras: Sequence[str],
+        action_mode: ActionMode,
+        *,
+        tokenizer: Tokenizer,
+        episodes: int | None = None,
+        objects: bool = False,
+        permute_colours: bool = False,
+        on_bad: Literal["fail", "skip"] = "fail",
+        progress: Progress | None = None,
+    ) -> None:
+        if chunk < 1:
+            raise ValueError(f"chunk: {chunk}, allowed is a positive number of actions")
+        if permute_colours and cameras:
+            raise UsageError("permute_colours: only for object tokens without cameras: images keep their colours")
+        self.folder, self.chunk, self.cameras, self.action_mode = Path(folder), chunk, tuple(cameras), action_mode
+        self.permute_colours, self.on_bad = permute_colours, on_bad
+        self.description = store.read_dataset(self.folder)
+        self._columns = self._wanted(objects)
+        self._load(self._lines(episodes), progress)
+        language = str(self.description["env"].get("language", "both"))
+        rendered = [sentences(colour, language) for colour in COLOURS]
+        self.templates = len(rendered[0])
+        self.sentences, self.sentences_mask = tokenizer.encode([text for texts in rendered for text in texts])
+
+    # ------------------------------------------------------------------------------------------ loading
+
+    def _wanted(self, objects: bool) -> list[str]:
+        """Choose the columns with a row per frame; check that the dataset has them."""
+        env = self.description["env"]
+        recorded = [camera["name"] for camera in env["cameras"]]
+        if missing := [name for name in self.cameras if name not in recorded]:
+            raise UsageError(f"{self.folder}: cameras: no {', '.join(missing)}; recorded are {recorded}")
+        if objects and not env["object_tokens"]:
+            raise UsageError(f"{self.folder}: objects: recorded without object tokens (env.object_tokens)")
+        if self.action_mode == "tool" and env["action_mode"] != "tool":
+            raise UsageError(f"{self.folder}: action_mode: tool targets asked for, joint targets were recorded")
+        self._target = "expert_action" if self.action_mode == env["action_mode"] else "expert_joint"
+        per_camera = [name + camera for camera in self.cameras for name in (IMAGES, "labels/pixel/", "labels/visible/")]
+        return [STATE, self._target, POSITION, *([OBJECTS] if objects else []), *per_camera]
+
+    def _lines(self, episodes: int | None) -> list[store.Line]:
+        lines, asked = store.read_manifest(self.folder), self.description["episodes"]
+        wanted = asked if episodes is None else episodes
+        if not 1 <= wanted <= asked:
+            raise UsageError(f"{self.folder}: episodes: {wanted}, the dataset has 1 to {asked}")
+        lines = [line for line in lines if line["index"] < wanted]
+        if not lines or (len(lines) < wanted and self.on_bad == "fail"):
+            raise UsageError(
+                f"{self.folder}: {len(lines)} of {wanted} episodes are there; finish with the same record command"
+            )
+        return lines
+
+    def _load(self, lines: Sequence[store.Line], progress: Progress | None) -> None:
+        """Read the episodes into arrays of one row a frame (`frames`) and one row an episode."""
+        self.skipped: list[str] = []
+        self.lines: list[store.Line] = []
+        self.frames: dict[str, np.ndarray] = {}
+        room, ends, about = sum(line["length"] for line in lines), [0], []
+        for line, episode in self._episodes(lines, progress):
+            start, end = ends[-1], ends[-1] + episode.length
+            for name in self._columns:
+                column = episode.columns[name]
+                if name not in self.frames:
+                    self.frames[name] = np.empty((room, *column.shape[1:]), column.dtype)
+                self.frames[name][start:end] = column
+            ends.append(end)
+            about.append((episode.columns[PRESENT], episode.columns[COLOUR], episode.attributes["target"]))
+            self.lines.append(line)
+        if not about:
+            raise UsageError(f"{self.folder}: no usable episode; first: {self.skipped[0]}")
+        self.frames = {name: column[: ends[-1]] for name, column in self.frames.items()}
+        self.present, self.colour, self.target = (np.array(column) for column in zip(*about, strict=True))
+        self.episode = np.repeat(np.arange(len(about)), np.diff(ends))
+        self.last = np.array(ends[1:])[self.episode] - 1  # of each frame: the last frame of its episode
+        self.hash = store.dataset_hash(self.lines)
+
+    def _episodes(
+        self, lines: Sequence[store.Line], progress: Progress | None
+    ) -> Iterator[tuple[store.Line, store.StoredEpisode]]:
+        wanted = {*self._columns, PRESENT, COLOUR}
+        for done, line in enumerate(lines):
+            path = store.episode_path(self.folder, line["index"])
+            try:
+                yield line, self._complete(store.read_episode(path, line["sha256"], wanted.__contains__), wanted, path)
+            except store.BadEpisode as error:
+                if self.on_bad == "fail":
+                    raise UsageError(
+                        f"{error}. The same record command repairs it; on_bad=skip leaves it out"
+                    ) from None
+                self.skipped.append(str(error))
+            if progress:
+                progress("load", done + 1, len(lines))
+
+    @staticmethod
+    def _complete(episode: store.StoredEpisode, wanted: set[str], path: Path) -> store.StoredEpisode:
+        if missing := sorted(wanted - set(episode.columns)):
+            raise store.BadEpisode(f"{path}: episode {episode.attributes['index']}: lacks /{', /'.join(missing)}")
+        return episode
+
+    # ------------------------------------------------------------------------------------------ batches
+
+    def __len__(self) -> int:
+        return len(self.last)
+
+    def batch(self, indices: np.ndarray, generator: np.random.Generator) -> Batch:
+        """Gather windows ``[B]``; the generator draws sentences and colour permutations.
+
+        The same indices and generator state give the same batch.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        episode = self.episode[indices]
+        target, present = self.target[episode], self.present[episode]
+        order = self._colour_order(len(indices), generator)
+        names = self._names(np.take_along_axis(order, self.colour[episode], axis=1), present, generator)
+        spoken = np.take_along_axis(names, target[:, None], axis=1)[:, 0]
+        actions, actions_mask = self.actions(indices)
+        batch: Batch = {
+            "state": self.frames[STATE][indices],
+            "text": self.sentences[spoken],
+            "text_mask": self.sentences_mask[spoken],
+            "actions": actions,
+            "actions_mask": actions_mask,
+            "images": {camera: self.frames[IMAGES + camera][indices] for camera in self.cameras},
+            "labels": self._labels(indices, target, present, names),
+        }
+        if OBJECTS in self.frames:
+            batch["objects"] = permute_one_hot(self.frames[OBJECTS][indices], order)
+            batch["objects_mask"] = present
+        return _tensors(batch)
+
+    def actions(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the targets of windows, float32 ``[B, H, A]``, and which of them lie inside the episode ``[B, H]``."""
+        rows, last = indices[:, None] + np.arange(self.chunk), self.last[indices][:, None]
+        targets = self.frames[self._target][np.minimum(rows, last)]
+        if self.action_mode == "tool":
+            pose = tool_pose(self.frames[STATE][indices].astype(np.float64))
+            targets = relative(targets, pose[:, None])
+        return targets.astype(np.float32), rows <= last
+
+    def _colour_order(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        """Return which colour each colour becomes, ``[B, 6]``."""
+        order = np.tile(np.arange(len(COLOURS)), (count, 1))
+        return generator.permuted(order, axis=1) if self.permute_colours else order
+
+    def _names(self, colour: np.ndarray, present: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Draw for each object ``[B, 6]`` the row of a sentence that names it; absent slots get 0."""
+        template = generator.integers(self.templates, size=colour.shape)
+        return np.where(present, colour * self.templates + template, 0)
+
+    def _labels(self, indices: np.ndarray, target: np.ndarray, present: np.ndarray, names: np.ndarray) -> Batch:
+        return {
+            "target": target,
+            "position": self.frames[POSITION][indices],
+            "present": present,
+            "pixel": {camera: self.frames[f"labels/pixel/{camera}"][indices] for camera in self.cameras},
+            "visible": {camera: self.frames[f"labels/visible/{camera}"][indices] for camera in self.cameras},
+            "names": names,
+            "sentences": self.sentences,
+            "sentences_mask": self.sentences_mask,
+        }
+
+
+def permute_one_hot(objects: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Rename colours in object tokens ``[B, 6, 10]``: what was colour c becomes colour ``order[:, c]``."""
+    origin = np.argsort(order, axis=1)  # of each new colour: the old one
+    columns = np.broadcast_to(origin[:, None], (*objects.shape[:2], len(COLOURS)))
+    renamed = np.take_along_axis(objects[..., -len(COLOURS) :], columns, axis=2)
+    return np.concatenate([objects[..., : -len(COLOURS)], renamed], axis=2)
+
+
+def _tensors(batch: Mapping[str, Any]) -> Batch:
+    return {k: _tensors(v) if isinstance(v, Mapping) else torch.from_numpy(v) for k, v in batch.items()}

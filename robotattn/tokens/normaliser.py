@@ -1,0 +1,149 @@
+"""Normalisation: in come statistics of a dataset, out go values of mean 0 and scale 1, and back to physical units.
+
+`Statistics` is plain data and travels as ``normalisation.json`` inside a checkpoint, never as tensors among the
+weights: weights that meet foreign or missing statistics must fail, not hand z-scores to a robot.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and scale of one vector, in its own units.
+
+    names: one a dimension. scale: the standard deviation, never under `floor`, so a dimension that is constant in
+    the dataset divides by the floor and not by zero.
+    """
+
+    names: tuple[str, ...]
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    floor: float
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.mean) == len(self.scale) or not self.names:
+            raise ValueError(
+                f"moments need as many names as means and scales, got {len(self.names)}, {len(self.mean)}, "
+                f"{len(self.scale)} (names {list(self.names)})"
+            )
+        if not self.floor > 0:
+            raise ValueError(f"the floor of a scale must be above 0, got {self.floor}")
+        for name, mean, scale in zip(self.names, self.mean, self.scale, strict=True):
+            if not (math.isfinite(mean) and math.isfinite(scale) and scale >= self.floor):
+                raise ValueError(
+                    f"{name}: mean and scale must be finite and the scale at least the floor {self.floor}, "
+                    f"got mean {mean}, scale {scale}"
+                )
+
+    def under_floor(self) -> tuple[str, ...]:
+        """Name the dimensions whose scale is the floor: (nearly) constant ones."""
+        return tuple(name for name, scale in zip(self.names, self.scale, strict=True) if scale == self.floor)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Moments of a dataset by key: ``state`` [13], ``action`` [A] and ``position`` [4] (x, y, z, yaw)."""
+
+    moments: Mapping[str, Moments]
+
+    @property
+    def hash(self) -> str:
+        """Return the sha256 of the content, the same for equal numbers wherever they are stored."""
+        return hashlib.sha256(_canonical(self.moments).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Write version, hash and moments as JSON text; floats keep all their digits."""
+        body = {"version": VERSION, "hash": self.hash, "moments": {k: asdict(m) for k, m in self.moments.items()}}
+        return json.dumps(body, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Statistics":
+        """Read what `to_json` wrote; raise ValueError for another version, unknown fields or an edited file."""
+        try:
+            body = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"statistics are not JSON: {error}") from None
+        _expect(body, {"version", "hash", "moments"}, "statistics")
+        if body["version"] != VERSION:
+            raise ValueError(f"statistics have version {body['version']!r}, this program reads {VERSION}")
+        statistics = cls({key: _moments(key, entry) for key, entry in body["moments"].items()})
+        if statistics.hash != body["hash"]:
+            raise ValueError(f"statistics do not match their hash {body['hash']!r}: the file was changed")
+        return statistics
+
+
+def _canonical(moments: Mapping[str, Moments]) -> str:
+    return json.dumps({key: asdict(m) for key, m in moments.items()}, sort_keys=True)
+
+
+def _expect(body: object, fields: set[str], what: str) -> None:
+    if not isinstance(body, dict) or set(body) != fields:
+        found = sorted(body) if isinstance(body, dict) else type(body).__name__
+        raise ValueError(f"{what}: expected exactly the fields {sorted(fields)}, got {found}")
+
+
+def _moments(key: str, entry: object) -> Moments:
+    _expect(entry, {"names", "mean", "scale", "floor"}, f"statistics of {key!r}")
+    assert isinstance(entry, dict)
+    return Moments(tuple(entry["names"]), tuple(entry["mean"]), tuple(entry["scale"]), entry["floor"])
+
+
+class Normaliser(nn.Module):
+    """Map vectors to mean 0 and scale 1 by key, and back; without statistics every call raises.
+
+    sizes: key → number of dimensions that the statistics must have.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__()
+        self.sizes = dict(sizes)
+        self.statistics: Statistics | None = None
+        for key, size in self.sizes.items():  # not persistent: statistics are not weights
+            self.register_buffer(f"{key}_mean", torch.zeros(size), persistent=False)
+            self.register_buffer(f"{key}_scale", torch.ones(size), persistent=False)
+
+    def set_statistics(self, statistics: Statistics) -> None:
+        """Take over statistics; raise ValueError if a key is missing or has another size."""
+        for key, size in self.sizes.items():
+            if key not in statistics.moments:
+                raise ValueError(f"statistics: key {key!r} is missing, found {sorted(statistics.moments)}")
+            found = len(statistics.moments[key].mean)
+            if found != size:
+                raise ValueError(f"statistics: {key!r} has {found} dimensions, this policy needs {size}")
+        for key in self.sizes:
+            moments = statistics.moments[key]
+            self._buffer(key, "mean").copy_(torch.tensor(moments.mean, dtype=torch.float64))
+            self._buffer(key, "scale").copy_(torch.tensor(moments.scale, dtype=torch.float64))
+        self.statistics = statistics
+
+    def normalise(self, key: str, value: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """Return (value - mean) / scale."""
+        mean, scale = self._entry(key, value)
+        return (value - mean) / scale
+
+    def denormalise(self, key: str, value: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """Return value * scale + mean, in physical units."""
+        mean, scale = self._entry(key, value)
+        return value * scale + mean
+
+    def _entry(self, key: str, value: Tensor) -> tuple[Tensor, Tensor]:
+        if self.statistics is None:
+            raise RuntimeError("this policy has no statistics: call set_statistics before it acts or learns")
+        if key not in self.sizes:
+            raise KeyError(f"no statistics for {key!r}, there are {sorted(self.sizes)}")
+        if value.shape[-1] != self.sizes[key]:
+            raise ValueError(f"{key}: expected {self.sizes[key]} dimensions, got shape {tuple(value.shape)}")
+        return self._buffer(key, "mean"), self._buffer(key, "scale")
+
+    def _buffer(self, key: str, kind: str) -> Tensor:
+        return self.get_buffer(f"{key}_{kind}")

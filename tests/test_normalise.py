@@ -1,0 +1,105 @@
+"""Statistics of a dataset: closed forms, a floor that is named, and nothing counted that was not there."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from robotattn.data import store
+from robotattn.data.normalise import FLOOR, statistics
+from robotattn.data.windows import Windows
+from robotattn.tokens.normaliser import Normaliser, Statistics
+from robotattn.tokens.text import default_tokenizer
+
+TOKENIZER = default_tokenizer()
+
+
+def dataset(folder, state, expert, position, present, chunk=3, mode="joint"):
+    """Write one episode of these columns and load it."""
+    env = {"cameras": [], "object_tokens": False, "action_mode": mode, "language": "en"}
+    store.open_dataset(folder, {"schema": 1, "env": env, "seed": 0, "noise": 1.0, "episodes": 1})
+    columns = {"observations/state": state, "action": expert, "expert_action": expert, "labels/position": position}
+    columns |= {"labels/present": present, "labels/colour": np.arange(6)}
+    about = {"attempt": 1, "seed": 0, "instruction": "", "success": True, "reason": "success", "hz": 10}
+    about |= {"action_mode": mode, "env": json.dumps(env), "target": 0}
+    store.write_manifest(folder, {0: store.write_episode(folder, 0, columns, about)})
+    return Windows(folder, chunk, (), mode, tokenizer=TOKENIZER)
+
+
+def content(length=50):
+    rng = np.random.default_rng(3)
+    state = rng.normal(size=(length, 13)).astype(np.float32)
+    return state, rng.normal(size=(length, 8)), rng.normal(size=(length, 6, 4)).astype(np.float32), np.arange(6) < 4
+
+
+def test_moments_are_those_of_the_data(tmp_path):
+    state, expert, position, present = content()
+    moments = statistics(dataset(tmp_path, state, expert, position, present)).moments
+    np.testing.assert_allclose(moments["state"].mean, state.astype(float).mean(axis=0), atol=1e-7)
+    np.testing.assert_allclose(moments["state"].scale, state.astype(float).std(axis=0), rtol=1e-6)
+    shown = position[:, :4].reshape(-1, 4).astype(float)
+    np.testing.assert_allclose(moments["position"].mean, shown.mean(axis=0), atol=1e-7)
+    np.testing.assert_allclose(moments["position"].scale, shown.std(axis=0), rtol=1e-6)
+
+
+def test_actions_count_as_they_are_trained_on_without_padding(tmp_path):
+    state, expert, position, present = content(length=5)
+    moments = statistics(dataset(tmp_path, state, expert, position, present, chunk=3)).moments["action"]
+    trained = np.array([expert[t + k] for t in range(5) for k in range(3) if t + k < 5])
+    np.testing.assert_allclose(moments.mean, trained.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(moments.scale, trained.std(axis=0), rtol=1e-5)
+
+
+def test_tool_actions_are_relative_to_the_tool(tmp_path):
+    state, _, position, present = content()
+    state[:, 11:] = 0.0, 1.0
+    expert = np.column_stack([state[:, 8:11] + [0.1, 0.2, 0.3], np.full(50, 0.4), np.arange(50) % 2])
+    told: list[str] = []
+    windows = dataset(tmp_path, state, expert, position, present, chunk=1, mode="tool")
+    moments = statistics(windows, warn=told.append).moments
+    assert len(told) == 1 and "action: dx, dy, dz, dyaw" in told[0]
+    np.testing.assert_allclose(moments["action"].mean, [0.1, 0.2, 0.3, 0.4, 0.5], atol=1e-6)
+    np.testing.assert_allclose(moments["action"].scale, [FLOOR] * 4 + [0.5], atol=1e-6)
+    assert moments["action"].names == ("dx", "dy", "dz", "dyaw", "gripper")
+
+
+def test_constant_dimensions_get_the_floor_and_are_named(tmp_path):
+    state, expert, position, present = content()
+    expert[:, 7] = 1.0  # a gripper that is always open
+    state[:, 2] = 0.5 + 1e-3 * np.linspace(0, 1, 50)  # a joint that hardly moves
+    windows = dataset(tmp_path, state, expert, position, present)
+    with pytest.warns(UserWarning, match=r"scale is the floor 0\.01: state: joint 2; action: gripper"):
+        found = statistics(windows)
+    assert found.moments["action"].scale[7] == FLOOR == found.moments["state"].scale[2]
+    assert (found.moments["state"].floor, found.moments["action"].under_floor()) == (FLOOR, ("gripper",))
+    normaliser = Normaliser({"state": 13, "action": 8, "position": 4})
+    normaliser.set_statistics(Statistics.from_json(found.to_json()))
+    value = torch.tensor(expert, dtype=torch.float32)
+    there = normaliser.normalise("action", value)
+    assert there.isfinite().all() and there[:, 7].abs().max() == 0
+    assert (normaliser.denormalise("action", there) - value).abs().max() < 1e-5
+
+
+def test_an_outlier_does_not_spoil_the_round_trip(tmp_path):
+    state, expert, position, present = content()
+    state[10, 4] = 1e3
+    normaliser = Normaliser({"state": 13, "action": 8, "position": 4})
+    normaliser.set_statistics(statistics(dataset(tmp_path, state, expert, position, present)))
+    value = torch.tensor(state)
+    back = normaliser.denormalise("state", normaliser.normalise("state", value))
+    assert ((back - value).abs() <= 1e-5 * value.abs().clamp(min=1)).all()
+
+
+def test_nothing_is_said_where_everything_moves(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        statistics(dataset(tmp_path, *content()))
+
+
+def test_values_that_are_not_finite_are_refused_by_name(tmp_path):
+    state, expert, position, present = content()
+    state[4, 7] = np.nan
+    with pytest.raises(ValueError, match="state: finger width: the dataset holds values that are not finite"):
+        statistics(dataset(tmp_path, state, expert, position, present))

@@ -1,0 +1,294 @@
+"""Recording: rows line up, only successes are kept, and neither workers nor kills change a byte."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from robotattn.config import UsageError
+from robotattn.control.chunks import absolute
+from robotattn.data import record as recorder
+from robotattn.data import store
+from robotattn.data.record import RecordConfig, attempt_seed, opened, record
+from robotattn.data.workers import WorkerError
+from robotattn.envs import CameraConfig, EnvConfig, make_env
+from robotattn.types import COLOURS, Plan, tool_pose
+
+
+class Counter(gym.Env):
+    """Counts its steps; joint targets; an episode ends after 5 steps, with success if its seed is among the good."""
+
+    def __init__(self, good):
+        self.good, self.seeds = good, []
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        self.seed, self.count = seed, 0
+        return self._see(), self._info()
+
+    def step(self, action):
+        self.count += 1
+        return self._see(), 0.0, self.count == 5 and self.good(self.seed), self.count == 5, self._info()
+
+    def labels(self):
+        return {
+            "position": np.zeros((6, 4), np.float32),
+            "present": np.ones(6, bool),
+            "colour": np.arange(6),
+            "target": 2,
+        }
+
+    def _see(self):
+        return {
+            "state": np.full(13, self.count, np.float32),
+            "instruction": "count",
+            "time": np.array([self.count / 10]),
+        }
+
+    def _info(self):
+        success = self.count == 5 and self.good(self.seed)
+        return {"success": success, "reason": "time_limit", "episode": {}}
+
+
+class TenTimes:
+    """Answers an observation with ten times what it sees."""
+
+    def reset(self, row):
+        pass
+
+    def plan(self, rows, observations):
+        return [Plan(np.full((1, 8), 10.0 * seen.state[0]), seen.time, 0.1) for seen in observations]
+
+
+def counting(tmp_path, good=lambda seed: True):
+    config = RecordConfig(out=tmp_path, env=EnvConfig(action_mode="joint"))
+    return config, lambda _: (Counter(good), TenTimes())
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+# ------------------------------------------------------------------------------------------- one episode
+
+
+def test_a_row_holds_what_was_seen_before_its_action(tmp_path):
+    with opened(*counting(tmp_path)) as work:
+        line = work(3)
+    episode = store.read_episode(tmp_path / line["file"], line["sha256"])
+    seen = episode.columns["observations/state"]
+    np.testing.assert_array_equal(seen[:, 0], [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(episode.columns["action"], 10.0 * seen[:, :8])
+    np.testing.assert_array_equal(episode.columns["final/state"], np.full(13, 5.0))
+    np.testing.assert_allclose(episode.columns["time/observation"], [0.0, 0.1, 0.2, 0.3, 0.4])
+    assert line["length"] == 5 and line["index"] == 3 and episode.attributes["target"] == 2
+
+
+def test_failed_attempts_are_counted_and_never_kept(tmp_path):
+    third = attempt_seed(0, 4, 2)
+    with opened(*counting(tmp_path, lambda seed: seed == third)) as work:
+        line = work(4)
+    assert (line["attempt"], line["seed"], line["outcome"]) == (3, third, "success")
+    assert [path.name for path in tmp_path.iterdir()] == ["episode_000004.hdf5"]
+
+
+def test_an_expert_that_keeps_failing_ends_the_recording(tmp_path):
+    with (
+        opened(*counting(tmp_path, lambda seed: False)) as work,
+        pytest.raises(
+            WorkerError, match=r"the expert failed 20 times in a row .*time_limit.* none of the attempts was kept"
+        ),
+    ):
+        work(0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_two_attempts_share_a_seed():
+    seeds = [attempt_seed(base, index, attempt) for base in (0, 1) for index in range(20) for attempt in range(20)]
+    assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"episodes": 0}, {"workers": 0}, {"noise": -1.0}, {"noise": np.nan}, {"seed": -1}, {"deadline": 0.0}]
+)
+def test_a_configuration_out_of_range_is_refused_naming_the_field(wrong):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: "):
+        RecordConfig(out=Path("x"), **wrong)
+
+
+# -------------------------------------------------------------------------------------- the real thing
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """One episode with camera and disturbances, recorded in this process."""
+    env = EnvConfig(cameras=(CameraConfig("front", 32, 32),), object_tokens=True, min_objects=5)
+    config = RecordConfig(out=tmp_path_factory.mktemp("seen"), env=env, noise=1.0)
+    with opened(config, recorder.expert_world) as work:
+        return config, store.read_episode(config.out / work(1)["file"])
+
+
+def test_everything_for_training_is_recorded(seen):
+    _, episode = seen
+    length = episode.length
+    shapes = {name: column.shape for name, column in episode.columns.items()}
+    assert shapes == {
+        "observations/state": (length, 13),
+        "observations/objects": (length, 6, 10),
+        "observations/images/front": (length, 32, 32, 3),
+        "action": (length, 5),
+        "expert_action": (length, 5),
+        "expert_joint": (length, 8),
+        "time/observation": (length,),
+        "labels/position": (length, 6, 4),
+        "labels/present": (6,),
+        "labels/colour": (6,),
+        "labels/pixel/front": (length, 6, 2),
+        "labels/visible/front": (length, 6),
+        "final/state": (13,),
+    }
+
+
+def test_the_stored_frames_are_those_that_were_seen_and_rgb(seen):
+    config, episode = seen
+    stored = episode.columns["observations/images/front"]
+    env = make_env(config.env)
+    raw, _ = env.reset(seed=episode.attributes["seed"])
+    np.testing.assert_array_equal(stored[0], raw["images"]["front"])
+    for row, action in enumerate(episode.columns["action"][:-1], 1):
+        raw = env.step(action)[0]
+        np.testing.assert_array_equal(stored[row], raw["images"]["front"])
+    env.close()
+    assert all((before != after).any() for before, after in pairwise(stored[:5]))  # the arm moves: no shared buffer
+    for slot, name in enumerate(COLOURS[index] for index in episode.columns["labels/colour"]):
+        if episode.columns["labels/visible/front"][0, slot] and name in ("red", "blue"):
+            u, v = episode.columns["labels/pixel/front"][0, slot]
+            red, _, blue = stored[0, int(v * 32), int(u * 32)].astype(int)
+            assert red > blue + 20 if name == "red" else blue > red + 20
+
+
+def test_the_label_of_a_disturbed_command_is_the_clean_one(tmp_path):
+    for noise in (0.0, 1.0):
+        gaps = []
+        config = RecordConfig(out=tmp_path / str(noise), noise=noise)
+        config.out.mkdir()
+        with opened(config, recorder.expert_world) as work:
+            for index in range(4):
+                columns = store.read_episode(config.out / work(index)["file"]).columns
+                pose = tool_pose(columns["observations/state"].astype(np.float64))
+                gaps += list(np.abs(absolute(columns["action"], pose) - columns["expert_action"])[:, :3].max(axis=1))
+        assert max(gaps) < 1e-6 if noise == 0 else max(gaps) > 0.005
+        assert np.median(gaps) < 1e-6  # most commands are not disturbed
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from robotattn.data.record import RecordConfig, record
+record(RecordConfig(out=Path(sys.argv[1]), episodes=12, workers=2))
+"""
+
+
+def kill_after(folder: Path, count: int) -> None:
+    """Record in another process and kill it -9 as soon as this many episodes are written."""
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder)])
+    limit = time.monotonic() + 60
+    while len(list(folder.glob("*.hdf5"))) < count and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.002)
+    listing = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    children = listing.read_text().split() if listing.exists() else []
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while any(_running(child) for child in children):
+        assert time.monotonic() < limit, "the workers outlived their parent"
+        time.sleep(0.01)
+
+
+def _running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Twelve episodes recorded by one worker without a break."""
+    folder = tmp_path_factory.mktemp("whole") / "demos"
+    told = []
+    summary = record(RecordConfig(out=folder, episodes=12, workers=1), lambda *news: told.append(news))
+    assert told == [("record", done, 12) for done in range(13)]
+    assert summary["episodes"] == summary["recorded"] == 12 <= summary["attempts"]
+    assert summary["expert_rate"] == 12 / summary["attempts"] and summary["damaged"] == []
+    return folder
+
+
+def test_kills_and_workers_do_not_change_a_byte(whole, tmp_path):
+    folder = tmp_path / "demos"
+    for count in (1, 4, 9):
+        kill_after(folder, count)
+        assert len(list(folder.glob("*.hdf5"))) >= count
+    summary = record(RecordConfig(out=folder, episodes=12, workers=2))
+    assert summary["episodes"] == 12 and summary["recorded"] < 12 and summary["damaged"] == []
+    assert digests(folder) == digests(whole)
+
+
+def copy_of(whole: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for path in whole.iterdir():
+        os.link(path, folder / path.name)
+    return folder
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    path.unlink()
+    path.write_bytes(content)
+
+
+def test_damaged_and_missing_files_are_recorded_again(whole, tmp_path):
+    folder = copy_of(whole, tmp_path / "demos")
+    content = (folder / "episode_000003.hdf5").read_bytes()
+    replace_file(folder / "episode_000003.hdf5", content[:-1024])
+    replace_file(folder / "episode_000005.hdf5", b"")
+    replace_file(folder / "episode_000006.hdf5", content)
+    (folder / "episode_000008.hdf5").unlink()
+    (folder / "manifest.jsonl").unlink()
+    summary = record(RecordConfig(out=folder, episodes=12, workers=1))
+    assert summary["recorded"] == 4
+    named = "episode 3: cannot be opened", "episode 5: is empty", "episode 6: belongs to another dataset"
+    assert len(summary["damaged"]) == 3 and all(n in d for n, d in zip(named, summary["damaged"], strict=True))
+    assert digests(folder) == digests(whole)
+
+
+def test_interrupting_stops_the_workers_and_keeps_what_is_done(whole, tmp_path):
+    def interrupt(what, done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "demos"
+    with pytest.raises(KeyboardInterrupt):
+        record(RecordConfig(out=folder, episodes=12, workers=1), interrupt)
+    kept = {name: digest for name, digest in digests(folder).items() if name.endswith(".hdf5")}
+    assert 2 <= len(kept) < 12 and kept.items() <= digests(whole).items()
+    assert len(store.read_manifest(folder)) == 2 and not list(folder.glob(".*"))
+
+
+def test_another_configuration_is_refused_and_changes_nothing(whole):
+    before = digests(whole)
+    for config, message in (
+        (RecordConfig(out=whole, episodes=12, env=EnvConfig(hz=20)), "env.hz: 10 there, 20 now"),
+        (RecordConfig(out=whole, episodes=12, seed=1), "seed: 0 there, 1 now"),
+        (RecordConfig(out=whole, episodes=11), "episodes: holds 12, 11 asked for"),
+        (RecordConfig(out=whole / "dataset.json"), "is a file, not a folder"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            record(config)
+    assert digests(whole) == before
