@@ -43,6 +43,7 @@ class _Context:
     def __init__(self) -> None:
         self.users = 0
         self.size = (0, 0)
+        self._process: int | None = None  # where a context was first made; a fork inherits its display for good
         self._owner: tuple[int, int] | None = None
         self._gl: Any = None
         self._mjr: Any = None
@@ -50,8 +51,9 @@ class _Context:
     def use(self, model: mujoco.MjModel) -> Any:
         """Make the context current, creating or growing it; raise RuntimeError where that cannot work."""
         me = (os.getpid(), threading.get_ident())
-        if self._owner is not None and self._owner != me:
-            where = "another process" if self._owner[0] != me[0] else "another thread"
+        forked = self._process is not None and self._process != me[0]
+        if forked or (self._owner is not None and self._owner != me):
+            where = "another process" if forked else "another thread"
             raise RuntimeError(
                 f"rendering: the OpenGL context was made in {where} and cannot be used here. "
                 "Start workers with the 'spawn' method (never 'fork') and render in the thread that made the context."
@@ -78,6 +80,7 @@ class _Context:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._mjr)
         self._mjr.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZERONEAR
         self.size, self._owner = size, (os.getpid(), threading.get_ident())
+        self._process = os.getpid()
 
     def free(self) -> None:
         if self._mjr is not None and self._owner == (os.getpid(), threading.get_ident()):

@@ -116,7 +116,8 @@ def profile(arguments: list[str]) -> int:
     from robotattn.latency.profile import profile as run
 
     config = parse(ProfileConfig, with_checkpoint(arguments), profile)
-    result = run(config)
+    with Console(stderr=True).status(f"timing {config.samples} steps"):
+        result = run(config)
     titles = ("p50", "p90", "p99", "mean")
     rows = [
         (stage, *("" if times[title] is None else times[title] for title in titles))

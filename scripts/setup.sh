@@ -42,7 +42,8 @@ install_package() {
     say "installing robotattn and what it needs into .venv (a few minutes the first time)"
     # The tested versions only: without them a newer torch would come, with gigabytes of CUDA.
     if ! .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
-        -c constraints.txt -e '.[dev]' 2>&1 | tee "$log" | sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' -e 's#^Processing .*/\([^/]*\)[.]whl.*#    \1#p'; then
+        -c constraints.txt -e '.[dev]' 2>&1 | tee "$log" |
+        sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' -e 's#^Processing .*/\([^/]*\)[.]whl.*#    \1#p'; then
         grep -v '^WARNING: Location' "$log" | tail -15 >&2
         die "pip could not install robotattn; all it said is in $log"
     fi
@@ -68,7 +69,9 @@ check_rendering() {
     export MUJOCO_GL=${MUJOCO_GL:-egl} LP_NUM_THREADS=${LP_NUM_THREADS:-1}
     renders && return
     apt_install libegl1 libgl1 libgl1-mesa-dri libglib2.0-0
-    renders || { tail -3 "$log" >&2; die "MuJoCo cannot draw with MUJOCO_GL=$MUJOCO_GL; MUJOCO_GL=osmesa is another way (libosmesa6)"; }
+    renders && return
+    tail -3 "$log" >&2
+    die "MuJoCo cannot draw with MUJOCO_GL=$MUJOCO_GL; MUJOCO_GL=osmesa is another way (libosmesa6)"
 }
 
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}  # as robotattn itself sets it: eight times faster on a busy machine

@@ -16,12 +16,14 @@ check_wheel() {
     rm -rf "$place/dist" "$place/tests"
     mkdir -p "$place"
     say "building the sdist and, from it, the wheel"
-    .venv/bin/python -m build --outdir "$place/dist" . >"$log" 2>&1 || { tail -20 "$log" >&2; die "the package does not build"; }
+    .venv/bin/python -m build --outdir "$place/dist" . >"$log" 2>&1 ||
+        { tail -20 "$log" >&2; die "the package does not build"; }
     say "installing the wheel into an environment of its own"
     [ -x "$place/venv/bin/python" ] || .venv/bin/python -m venv "$place/venv"
     python=$PWD/$place/venv/bin/python
-    "$python" -m pip install -q --disable-pip-version-check -c constraints.txt "$place"/dist/*.whl pytest typeguard 2>"$log" &&
-        "$python" -m pip install -q --disable-pip-version-check --no-deps --force-reinstall "$place"/dist/*.whl 2>"$log" ||
+    export PIP_DISABLE_PIP_VERSION_CHECK=1
+    "$python" -m pip install -q -c constraints.txt "$place"/dist/*.whl pytest typeguard 2>"$log" &&
+        "$python" -m pip install -q --no-deps --force-reinstall "$place"/dist/*.whl 2>"$log" ||
         { grep -v '^WARNING: Location' "$log" | tail -20 >&2; die "the wheel does not install"; }
     say "testing the installed package"
     cp -r tests pyproject.toml "$place"
@@ -32,7 +34,7 @@ check_wheel() {
 if [ $# -eq 0 ]; then
     say "style and types"
     .venv/bin/ruff check .
-    .venv/bin/ruff format --check --quiet .
+    .venv/bin/ruff format --check .
     .venv/bin/mypy robotattn scripts
     check_wheel
 fi

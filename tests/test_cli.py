@@ -220,13 +220,32 @@ def test_errors_of_ours_are_one_line_and_a_mistake_in_the_program_keeps_its_trac
         cli.main(["record", "--out", "demos/x"])
 
 
-def test_recording_for_real_ends_with_json_and_verifies(tmp_path: Path):
-    recorded = run("record", "--out", str(tmp_path / "demos"), "--episodes", "2", "--workers", "1")
-    assert recorded.returncode == 0, recorded.stderr
-    assert last_line(recorded.stdout)["episodes"] == 2
-    verified = run("verify", str(tmp_path / "demos"))
-    assert verified.returncode == 0, verified.stderr
-    assert last_line(verified.stdout)["command"] == "verify"
+def test_the_whole_pipeline_runs_command_by_command(tmp_path: Path):
+    """Two demonstrations, three steps of training, two episodes: each command ends with its line of JSON."""
+    demos, out = str(tmp_path / "demos"), str(tmp_path / "run")
+    small = "--steps 3 --warmup 1 --batch 4 --policy.width 32 --policy.feedforward 32 --threads 1"
+    said = {}
+    for line in (
+        f"record --out {demos} --episodes 2 --object-tokens",
+        f"verify {demos}",
+        f"train act_state --data {demos} --out {out} {small}",
+        f"train act_state.yaml --data {demos} --out {out} {small} --resume",
+        f"evaluate {out} --episodes 2 --workers 1",
+        f"profile {out} --samples 20",
+        f"report {out}",
+    ):
+        ran = run(*line.split())
+        assert ran.returncode == 0, ran.stderr
+        said[line.split()[0]] = last_line(ran.stdout)
+    assert {name: result["command"] for name, result in said.items()} == {name: name for name in cli.COMMANDS}
+    assert said["record"]["episodes"] == said["verify"]["replayed"] == said["evaluate"]["episodes"] == 2
+    assert said["train"]["steps"] == 3
+    assert set(said["profile"]["p50_ms"]) >= {"tokenize", "prefill", "decode"}
+    assert said["report"]["runs"][0]["success"]["episodes"] == 2
+    assert (tmp_path / "run" / "report.html").read_text().startswith("<!")
+    again = run("train", "act_state", "--data", demos, "--out", out, *small.split())
+    assert again.returncode == 2  # the folder holds a run: going on must be asked for
+    assert "--resume" in again.stderr
 
 
 # ---------------------------------------------------------------------------------------------- parts

@@ -8,7 +8,7 @@ what is there and records what is missing.
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -109,12 +109,20 @@ def describe(config: RecordConfig) -> dict[str, Any]:
         "seed": config.seed,
         "noise": config.noise,
         "episodes": config.episodes,
-        "versions": store.versions() | ({"renderer": renderer(config.env)} if config.env.cameras else {}),
+        "versions": store.versions() | ({"renderer": renderer(config)} if config.env.cameras else {}),
     }
 
 
-def renderer(config: EnvConfig) -> str:
-    """Name the OpenGL renderer that draws here: images of another one differ in places."""
+def renderer(config: RecordConfig) -> str:
+    """Name the OpenGL renderer that draws here: images of another one differ in places.
+
+    A worker is asked, because a driver may hang in its first image; then WorkerError says so after the deadline.
+    """
+    (name,) = run_tasks(partial(nullcontext, partial(_renderer, config.env)), [0], 1, config.deadline)
+    return name
+
+
+def _renderer(config: EnvConfig, task: int) -> str:
     from robotattn.envs import make_env
     from robotattn.envs.cameras import gl_renderer
 
