@@ -148,6 +148,14 @@ def locate(folder: str | Path) -> Path:
     raise UsageError(f"{folder}: no checkpoint here (expected {', '.join(FILES)}, or a folder checkpoint/ with them)")
 
 
+def results_folder(folder: str | Path) -> Path:
+    """Where results about a checkpoint go by default: beside it in its run, or runs/NAME for a shipped one."""
+    found = locate(folder)
+    home = found.parent if found.name == "checkpoint" else found
+    shipped = (Path(__file__).parent / "assets").resolve()
+    return Path("runs") / home.name if home.resolve().is_relative_to(shipped) else home
+
+
 def _read(folder: Path) -> dict[str, bytes]:
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:

@@ -145,8 +145,7 @@ def result_path(config: EvaluateConfig) -> Path:
         return config.out if config.out.suffix == ".json" else config.out / "evaluation.json"
     if config.agent != "policy" or config.checkpoint is None:
         return Path("runs") / f"evaluate_{config.agent}" / "evaluation.json"
-    folder = checkpoint.locate(config.checkpoint)
-    return (folder.parent if folder.name == "checkpoint" else folder) / "evaluation.json"
+    return checkpoint.results_folder(config.checkpoint) / "evaluation.json"
 
 
 def _job(config: EvaluateConfig, env: EnvConfig, out: Path) -> Job:

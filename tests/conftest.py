@@ -6,6 +6,7 @@ from collections import defaultdict
 
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("LP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch comes: the same bits, and the same time, on any machine
 
 
 def pytest_addoption(parser):

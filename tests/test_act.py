@@ -181,6 +181,26 @@ def test_what_absent_slots_hold_does_not_matter():
     assert torch.equal(policy.act(data | {"objects": spoilt}), policy.act(data))
 
 
+# ------------------------------------------------------------------------------------------ depth
+
+
+@pytest.mark.parametrize("layers", [1, 4, 7])
+def test_every_decoder_layer_gets_a_gradient_and_changes_the_actions(layers):
+    """O16."""
+    policy = make(dataclasses.replace(STATES, decoder_layers=layers))
+    data = batch(STATES, size=8)
+    policy.loss(data)["loss"].backward()
+    assert [name for name, p in policy.named_parameters() if p.grad is None or not p.grad.any()] == []
+    policy.eval()
+    before = policy.act(data)
+    for layer in policy.decoder.layers:
+        with torch.no_grad():
+            layer.feedforward[2].bias += torch.randn(32)
+        after = policy.act(data)
+        assert (after - before)[..., :-1].abs().amax(dim=(1, 2)).min() > 1e-4
+        before = after
+
+
 # ------------------------------------------------------------------------------------------ actions
 
 

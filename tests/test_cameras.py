@@ -1,13 +1,15 @@
 """Images, depth, segmentation and projected labels."""
 
 import gc
+import shutil
 
 import mujoco
 import numpy as np
 import psutil
 import pytest
 
-from robotattn.envs import CameraConfig, EnvConfig, make_env
+from robotattn.assets import path
+from robotattn.envs import CameraConfig, EnvConfig, cameras, make_env, scene
 from robotattn.envs.cameras import project
 from robotattn.types import COLOURS
 
@@ -19,6 +21,23 @@ def test_every_camera_has_its_own_size_also_above_the_default_buffer():
     assert images["front"].shape == (720, 1280, 3) and images["wrist"].shape == (48, 64, 3)
     assert images["front"].dtype == np.uint8
     assert make_env(EnvConfig()).model.vis.global_.offwidth == 640
+
+
+@pytest.mark.parametrize(
+    ("asked", "buffer"), [((64, 64), (960, 540)), ((1280, 720), (1280, 720)), ((500, 800), (960, 800))]
+)
+def test_a_buffer_that_the_scene_declares_is_kept_or_grows(tmp_path, monkeypatch, asked, buffer):
+    """O03: the scene's own 960 x 540."""
+    for folder in ("panda", "tabletop"):
+        shutil.copytree(path(folder), tmp_path / folder)
+    text = (tmp_path / "tabletop/scene.xml").read_text()
+    declared = '<visual>\n    <global offwidth="960" offheight="540"/>'
+    (tmp_path / "tabletop/scene.xml").write_text(text.replace("<visual>", declared))
+    monkeypatch.setattr(scene, "path", lambda name: tmp_path / name)
+    env = make_env(EnvConfig(cameras=(CameraConfig("front", *asked),)))
+    assert (env.model.vis.global_.offwidth, env.model.vis.global_.offheight) == buffer
+    assert env.reset(seed=0)[0]["images"]["front"].shape == (asked[1], asked[0], 3)
+    env.close()
 
 
 def test_a_small_and_a_large_environment_share_the_process():
@@ -43,8 +62,8 @@ def test_images_are_red_green_blue_with_the_first_row_on_top():
 
 
 def test_projected_pixels_agree_with_the_segmentation_in_every_camera():
-    cameras = tuple(CameraConfig(name, 160, 120, segmentation=True) for name in ("front", "top", "wrist"))
-    env = make_env(EnvConfig(cameras=cameras))
+    three = tuple(CameraConfig(name, 160, 120, segmentation=True) for name in ("front", "top", "wrist"))
+    env = make_env(EnvConfig(cameras=three))
     hits = 0
     for seed in range(6):
         observation, _ = env.reset(seed=seed)
@@ -101,10 +120,23 @@ def test_two_hundred_environments_one_after_another_leave_memory_flat():
 
     cycle(10)
     gc.collect()
-    before = psutil.Process().memory_info().rss
+    before, users = psutil.Process().memory_info().rss, cameras._context.users
     cycle(200)
     gc.collect()
     assert psutil.Process().memory_info().rss - before < 50e6
+    assert cameras._context.users == users
+
+
+def test_two_hundred_resets_of_one_environment_leave_memory_flat():
+    """O04: no renderer an episode."""
+    env = make_env(EnvConfig(cameras=(CameraConfig("front", 64, 64), CameraConfig("wrist", 32, 32))))
+    env.reset(seed=0)
+    before, users = psutil.Process().memory_info().rss, cameras._context.users
+    for seed in range(200):
+        env.reset(seed=seed)
+    assert psutil.Process().memory_info().rss - before < 50e6
+    assert cameras._context.users == users
+    env.close()
 
 
 def test_a_closed_environment_says_so():

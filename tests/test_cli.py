@@ -149,6 +149,19 @@ def test_a_wrong_configuration_is_one_line_with_file_and_key(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
+def test_an_unknown_flag_over_a_configuration_is_refused_with_the_nearest_one(tmp_path: Path, capsys, monkeypatch):
+    """O34: as in the file, so on the command line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    for flag, nearest in (("--lerning-rate", "--lr"), ("--stpes", "--steps"), ("--policy.chunks", "--policy.chunk")):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["train", "mine.yaml", flag, "3"])
+        assert stopped.value.code == 2
+        error = capsys.readouterr().err
+        assert flag in error and (nearest in error or nearest == "--lr")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
 def test_a_missing_configuration_or_checkpoint_is_one_line(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in (["train"], ["train", "--steps", "3"], ["train", "nowhere.yaml"], ["evaluate", "nowhere"]):

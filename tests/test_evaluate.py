@@ -14,6 +14,9 @@ from robotattn import checkpoint, rollouts, video
 from robotattn.agents import ConstantAgent, PolicyAgent, RandomAgent, exact_micro_batch
 from robotattn.config import UsageError, to_dict
 from robotattn.control.chunks import ChunkOptions
+from robotattn.data import store
+from robotattn.data.record import RecordConfig, record
+from robotattn.data.windows import Windows
 from robotattn.envs import CameraConfig, EnvConfig, make_env
 from robotattn.envs.experts import PickUpExpert
 from robotattn.evaluate import EvaluateConfig, evaluate, summarise
@@ -76,10 +79,10 @@ def saved(policy, tmp_path_factory):
     return folder
 
 
-def trace(envs, agent, seeds, chunks=None):
+def trace(envs, agent, seeds, chunks=None, options=None):
     """Seed → every command sent, as bytes, and the last tool pose: the sharpest comparison there is."""
     found = {}
-    for episode in run_episodes(envs, agent, seeds, chunks, keep=lambda seed: True):
+    for episode in run_episodes(envs, agent, seeds, chunks, options, keep=lambda seed: True):
         commands = b"".join(step.command.action.tobytes() for step in episode.rows)
         found[episode.seed] = (episode.steps, commands, episode.rows[-1].observation.state.tobytes())
     return found
@@ -89,12 +92,12 @@ def trace(envs, agent, seeds, chunks=None):
 
 
 @pytest.mark.parametrize("micro_batch", [1, 8])
-def test_an_episode_is_the_same_to_the_last_bit_in_batches_of_1_7_and_20(envs, policy, micro_batch):
+def test_an_episode_is_the_same_to_the_last_bit_in_batches_of_1_4_7_and_20(envs, policy, micro_batch):
     agent = policy_agent(policy, micro_batch)
     alone = trace(envs[:1], agent, SEEDS)
     assert len(set(alone.values())) == len(SEEDS)  # the comparison can see a difference
-    assert trace(envs[:7], agent, SEEDS) == alone
-    assert trace(envs, agent, SEEDS) == alone
+    for batch in (4, 7, 20):
+        assert trace(envs[:batch], agent, SEEDS) == alone
     assert trace(envs[:3], agent, SEEDS[4::-1]) == {seed: alone[seed] for seed in SEEDS[:5]}
 
 
@@ -110,6 +113,18 @@ def test_an_episode_broken_off_mid_chunk_leaves_nothing_behind(envs, policy, chu
     broken.close()
     assert trace(envs[:1], agent, SEEDS[1:2], chunks) == isolated
     assert {seed: trace(envs[:4], agent, SEEDS[:8], chunks)[seed] for seed in isolated} == isolated
+
+
+def test_another_instruction_in_the_same_scene_leaves_nothing_behind(envs, policy):
+    """O21: the plain episodes before and after are the same to the last bit, and the other ones as in a fresh agent."""
+    agent, other = policy_agent(policy, 8), {"other": True}
+    plain = trace(envs[:3], agent, SEEDS[:6])
+    swapped = trace(envs[:3], agent, SEEDS[:6], options=other)
+    assert all(swapped[seed] != plain[seed] for seed in SEEDS[:6])
+    assert trace(envs[:3], agent, SEEDS[:6]) == plain
+    fresh = make_env(ENV)
+    assert trace([fresh], policy_agent(policy, 8), SEEDS[:6], options=other) == swapped
+    fresh.close()
 
 
 def test_a_policy_whose_rows_meet_is_run_one_row_at_a_time(policy):
@@ -171,7 +186,9 @@ def test_success_at_the_last_allowed_step_is_a_success_and_one_step_less_is_not(
     steps = run(6.0).steps
     last, short = run(steps / 10), run((steps - 1) / 10)
     assert (last.success, last.reason, last.steps) == (True, "success", steps)
+    assert (last.terminated, last.truncated) == (True, False)
     assert (short.success, short.reason, short.steps) == (False, "time_limit", steps - 1)
+    assert (short.terminated, short.truncated) == (False, True)
 
 
 # ----------------------------------------------------------------------------------------------- end to end
@@ -187,6 +204,8 @@ def test_evaluation_of_a_checkpoint_end_to_end(saved):
     assert [row["seed"] for row in result["rows"]] == stream("evaluate", 7, 5)
     assert {row["objects"] for row in result["rows"]} == {6}
     assert all(row["reason"] == "time_limit" and row["failure"] for row in result["rows"])
+    for row in result["rows"]:  # O08: what ended it can be read from the row
+        assert (row["success"], row["terminated"], row["truncated"], row["steps"]) == (False, False, True, 15)
     assert result["success"]["high"] == wilson(0, 5).high
     assert result["fingerprint"]["sha256"]["model.safetensors"]
     assert any("mujoco" in warning and "3.0.0" in warning for warning in result["warnings"])
@@ -211,9 +230,35 @@ def test_naming_another_cube_keeps_the_scene_and_changes_the_instruction():
     assert all(a["colour"] != b["colour"] for a, b in zip(first, second, strict=True))
 
 
-def test_different_base_seeds_share_no_episode():
-    seeds = [seed for base in (0, 1, 2) for seed in stream("evaluate", base, 50)]
-    assert len(set(seeds)) == 150
+def test_evaluations_of_neighbouring_base_seeds_share_no_episode(tmp_path):
+    """O09: seeds as written to the results of three evaluations with eight environments each, and their scenes."""
+    seeds, scenes, env = [], set(), make_env(EnvConfig(min_objects=2, max_objects=2))
+    for base in (0, 1, 2):
+        config = EvaluateConfig(agent="zero", episodes=8, batch=8, workers=1, seed=base, out=tmp_path / str(base))
+        config = replace(config, hz=1, deadline=300.0)  # a time limit of six ticks
+        evaluate(config)
+        written = json.loads((tmp_path / str(base) / "evaluation.json").read_text())
+        seeds += [row["seed"] for row in written["rows"]]
+    for seed in seeds:
+        env.reset(seed=seed)
+        scenes.add(env.layout.position.tobytes())
+    env.close()
+    assert len(seeds) == len(set(seeds)) == len(scenes) == 24
+
+
+@pytest.mark.parametrize(("flags", "chunks"), [({}, ChunkOptions()), ({"ensemble": 0.1}, ChunkOptions(ensemble=0.1))])
+def test_the_options_of_the_chunks_reach_the_workers(monkeypatch, tmp_path, flags, chunks):
+    """O15: an ensemble that is asked for is not left out on the way."""
+    jobs = []
+
+    def seen(opening, *arguments):
+        jobs.append(opening.args[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("robotattn.evaluate.run_tasks", seen)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(EvaluateConfig(agent="zero", out=tmp_path, **flags))
+    assert jobs[0].chunks == chunks
 
 
 def test_the_summary_counts_by_hand():
@@ -300,6 +345,37 @@ def test_a_rendered_red_cube_is_red_in_the_video(tmp_path):
         there = live[int(v * 96), int(u * 96)].astype(int)
         np.testing.assert_allclose(shown[int(v * 240), int(u * 240)], there, atol=40)
         assert np.argmax(there) == {0: 0, 1: 1, 2: 2}.get(int(labels["colour"][slot]), np.argmax(there))
+
+
+def test_red_and_blue_are_the_same_live_in_the_dataset_in_training_and_in_the_video(tmp_path):
+    """O19: one scene with all six cubes, and the mean colour around the red and the blue one on every path."""
+    world = EnvConfig(cameras=(CameraConfig("top", 96, 96),), min_objects=6)
+    record(RecordConfig(out=tmp_path / "demos", env=replace(world, max_objects=6), episodes=1, noise=0.0, workers=1))
+    stored = store.read_episode(store.episode_path(tmp_path / "demos", 0))
+    windows = Windows(tmp_path / "demos", 1, ("top",), "tool", tokenizer=default_tokenizer())
+    env = make_env(replace(world, max_objects=6))
+    seeds = [stored.attributes["seed"]]
+    episode = next(run_episodes([env], PickUpExpert([env]), seeds, keep=lambda seed: True))
+    env.close()
+    film = rollouts.film(tmp_path / "videos", 0, episode, 10)
+    pictures = {
+        "live": episode.rows[0].observation.images["top"],
+        "dataset": stored.columns["observations/images/top"][0],
+        "training": windows.batch(np.array([0]), np.random.default_rng(0))["images"]["top"][0].numpy(),
+        "video": video.read(tmp_path / film["video"])[0][: video.PICTURE_HEIGHT],
+    }
+    labels = episode.rows[0].labels
+    for name, picture in pictures.items():
+        side = len(picture)
+        red, blue = (
+            picture[int(v * side) - 1 : int(v * side) + 1, int(u * side) - 1 : int(u * side) + 1].mean(axis=(0, 1))
+            for u, v in (labels["pixel"]["top"][list(labels["colour"]).index(index)] for index in (0, 2))
+        )
+        assert red[0] > 2 * red[2] and blue[2] > 2 * blue[0], (name, red, blue)
+    np.testing.assert_array_equal(pictures["dataset"], pictures["live"])
+    np.testing.assert_array_equal(pictures["training"], pictures["live"])
+    whole = [picture.mean(axis=(0, 1)) for picture in pictures.values()]
+    np.testing.assert_allclose(whole[3], whole[0], atol=3)
 
 
 def test_a_video_that_lost_frames_is_an_error(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,26 +53,26 @@ def test_a_chain_of_products_reads_as_long_as_it_takes():
             power = torch.nn.functional.normalize(power @ matrix)
         return power
 
-    started = time.perf_counter_ns()
-    _, duration = Clock("cpu").time(chain)
-    outside = time.perf_counter_ns() - started
-    assert 0.5 * outside < duration <= outside
+    inside, clock = Spans(Clock("cpu")), Clock("cpu")
+    (_, duration), outside = Clock("cpu").time(lambda: clock.time(lambda: inside.run("chain", chain)))
+    assert 0 < inside.samples["chain"][0] <= duration <= outside
 
 
 def test_on_a_device_that_queues_work_both_readings_wait_for_it(monkeypatch):
     """A stand-in for a GPU: work returns at once, and only a synchronisation takes the time it needs."""
-    queued = []
+    now, queued = [0], []
 
     def synchronise(device):
-        while queued:
-            time.sleep(queued.pop())
+        now[0] += sum(queued)
+        queued.clear()
 
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
     monkeypatch.setattr(measure.torch.cuda, "synchronize", synchronise)
     clock = Clock("cuda")
     assert "synchronised" in clock.name
-    queued.append(0.02)  # left over from before: must not be counted
-    _, duration = clock.time(lambda: queued.append(0.005))
-    assert 5e6 <= duration < 19e6
+    queued.append(20_000_000)  # (ns) left over from before: must not be counted
+    _, duration = clock.time(lambda: queued.append(5_000_000))
+    assert duration == 5_000_000
 
 
 def test_a_device_that_cannot_be_synchronised_is_refused():
@@ -152,7 +153,7 @@ def test_a_profile_holds_every_stage_and_adds_up(config, tmp_path):
     )
     for stage in result["stages"].values():
         assert 0 < stage["min"] <= stage["p50"] <= stage["p90"] <= stage["max"] and stage["p99"] is None
-    assert abs(result["shares"]["unaccounted"]) < 0.1
+    assert 0 <= result["shares"]["unaccounted"] < 0.5
     tokens = result["tokens"]
     assert tokens["front"] == 6 and tokens["wrist"] == 4 and tokens["proprioception"] == 1 and tokens["actions"] == 5
     assert tokens["total"] == sum(count for name, count in tokens.items() if name not in ("total", "actions"))

@@ -122,6 +122,33 @@ def test_an_episode_depends_on_its_seed_alone():
             assert mine.labels == theirs.labels
 
 
+def test_a_row_that_ends_early_leaves_the_others_alone():
+    """O21: the third of four episodes ends, and another starts in its row: reset and queue are that row's alone."""
+    keep: dict[str, Any] = {"keep": lambda seed: True, "chunks": ChunkOptions(execute=3)}
+    alone = {seed: play([seed], 1, **keep)[seed] for seed in range(40)}
+    order = sorted(alone, key=lambda seed: alone[seed].steps)
+    seeds = [*order[-2:], order[0], *order[-4:-2]]
+    assert alone[seeds[2]].steps <= 4 and min(alone[seed].steps for seed in (*seeds[:2], seeds[3])) == LIMIT
+    agent = Planner()
+    together = {episode.seed: episode for episode in run_episodes([Counter() for _ in range(4)], agent, seeds, **keep)}
+    assert agent.resets == [0, 1, 2, 3, 2]
+    for seed in seeds:
+        mine, theirs = ([row.command.action for row in found[seed].rows] for found in (alone, together))
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_the_temporal_ensemble_reaches_the_environment():
+    """O15: the k-th chunk predicts k for every tick; with m = ln 2 the third command sent is (0 + 1/2 + 2/4) / 1.75."""
+
+    class Numbered(Planner):
+        def _one(self, row: int, seen: Observation) -> Plan:
+            return Plan(np.full((self.horizon, 1), round(seen.time / 0.1) / 10), seen.time, 0.1)
+
+    for chunks, third in ((ChunkOptions(ensemble=np.log(2)), 0.4 / 7), (ChunkOptions(), 0.2)):
+        (episode,) = run_episodes([Counter()], Numbered(), [0], chunks, keep=lambda seed: True)
+        assert episode.rows[2].command.action[0] == pytest.approx(third, abs=1e-15)
+
+
 def test_the_agent_is_asked_only_for_rows_that_need_a_plan():
     agent = Planner(horizon=4)
     (episode,) = run_episodes([Counter()], agent, [0], ChunkOptions(execute=4))

@@ -66,6 +66,7 @@ def test_tool_actions_are_relative_to_the_tool(tmp_path):
 
 
 def test_constant_dimensions_get_the_floor_and_are_named(tmp_path):
+    """O17."""
     state, expert, position, present = content()
     expert[:, 7] = 1.0  # a gripper that is always open
     state[:, 2] = 0.5 + 1e-3 * np.linspace(0, 1, 50)  # a joint that hardly moves
@@ -80,6 +81,10 @@ def test_constant_dimensions_get_the_floor_and_are_named(tmp_path):
     there = normaliser.normalise("action", value)
     assert there.isfinite().all() and there[:, 7].abs().max() == 0
     assert (normaliser.denormalise("action", there) - value).abs().max() < 1e-5
+    seen = torch.tensor(state)
+    assert (normaliser.denormalise("state", normaliser.normalise("state", seen)) - seen).abs().max() < 1e-5
+    seen[:, 2] += 0.3  # a tenth of a turn away from where the joint hardly moved: 30 scales, not thousands
+    assert normaliser.normalise("state", seen)[:, 2].abs().max() < 31
 
 
 def test_an_outlier_does_not_spoil_the_round_trip(tmp_path):

@@ -1,11 +1,14 @@
 """Recording: rows line up, only successes are kept, and neither workers nor kills change a byte."""
 
 import hashlib
+import importlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,8 +21,10 @@ from robotattn.control.chunks import absolute
 from robotattn.data import record as recorder
 from robotattn.data import store
 from robotattn.data.record import RecordConfig, attempt_seed, opened, record
+from robotattn.data.windows import Windows
 from robotattn.data.workers import WorkerError
 from robotattn.envs import CameraConfig, EnvConfig, make_env
+from robotattn.tokens.text import default_tokenizer
 from robotattn.types import COLOURS, Plan, tool_pose
 
 
@@ -90,6 +95,32 @@ def test_a_row_holds_what_was_seen_before_its_action(tmp_path):
     np.testing.assert_array_equal(episode.columns["final/state"], np.full(13, 5.0))
     np.testing.assert_allclose(episode.columns["time/observation"], [0.0, 0.1, 0.2, 0.3, 0.4])
     assert line["length"] == 5 and line["index"] == 3 and episode.attributes["target"] == 2
+
+
+def test_training_pairs_what_was_seen_with_the_actions_that_followed_it(tmp_path):
+    """O11: seen k, sent 10 k, through recorder and loader: the window at k holds 10 k, 10 (k + 1), ..."""
+    config, world = counting(tmp_path)
+    store.open_dataset(tmp_path, recorder.describe(replace(config, episodes=2)))
+    with opened(config, world) as work:
+        store.write_manifest(tmp_path, {index: work(index) for index in range(2)})
+    windows = Windows(tmp_path, 3, (), "joint", tokenizer=default_tokenizer())
+    batch = windows.batch(np.arange(10), np.random.default_rng(0))
+    seen = batch["state"][:, 0].numpy()
+    np.testing.assert_array_equal(seen, [0, 1, 2, 3, 4] * 2)
+    mask = batch["actions_mask"].numpy()
+    np.testing.assert_array_equal(mask, seen[:, None] + np.arange(3) < 5)
+    expected = 10 * (seen[:, None] + np.arange(3))
+    np.testing.assert_array_equal(batch["actions"][:, :, 0].numpy()[mask], expected[mask])
+
+
+def test_the_summary_tells_attempts_and_the_experts_rate(tmp_path):
+    """O13: five attempts for two kept episodes are 40 %."""
+    good = {attempt_seed(0, 0, 0), attempt_seed(0, 1, 3)}
+    config, world = counting(tmp_path, good.__contains__)
+    with opened(config, world) as work:
+        lines = {index: work(index) for index in range(2)}
+    summary = recorder._summary(config, lines, 2, [], 1.0)
+    assert (summary["episodes"], summary["attempts"], summary["expert_rate"]) == (2, 5, 0.4)
 
 
 def test_failed_attempts_are_counted_and_never_kept(tmp_path):
@@ -187,6 +218,53 @@ def test_the_label_of_a_disturbed_command_is_the_clean_one(tmp_path):
                 gaps += list(np.abs(absolute(columns["action"], pose) - columns["expert_action"])[:, :3].max(axis=1))
         assert max(gaps) < 1e-6 if noise == 0 else max(gaps) > 0.005
         assert np.median(gaps) < 1e-6  # most commands are not disturbed
+
+
+STALLING = """
+import time
+from robotattn.data.record import expert_world
+
+def world(config):
+    env, expert = expert_world(config)
+    env.renderer.draw = lambda *arguments: time.sleep(1000)
+    return env, expert
+"""
+
+
+def test_a_worker_that_hangs_in_its_first_image_ends_the_recording_with_its_name(tmp_path, monkeypatch):
+    """O01: the deadline counts for start and episode alike, so that it makes no difference how fast this machine is."""
+    (tmp_path / "stalling.py").write_text(STALLING)
+    monkeypatch.syspath_prepend(tmp_path)
+    world = importlib.import_module("stalling").world
+    env = EnvConfig(cameras=(CameraConfig("front", 32, 32), CameraConfig("wrist", 32, 32)))
+    config = RecordConfig(out=tmp_path / "demos", env=env, episodes=2, workers=2, deadline=5.0)
+    with pytest.raises(WorkerError, match=r"worker \d \(pid \d+\) .*: silent for 5 s .*MUJOCO_GL is \w+"):
+        record(config, world=world)
+    assert not multiprocessing.active_children()
+    assert not list(config.out.glob("*.hdf5"))
+
+
+def test_a_driver_that_hangs_in_its_first_image_is_named_before_any_recording(tmp_path, monkeypatch):
+    """O01: the parent draws nothing itself, not even to ask for the renderer's name."""
+    from robotattn.envs import cameras
+
+    def drawn(*arguments):
+        raise AssertionError("drawn in the parent")
+
+    monkeypatch.setattr(cameras.Renderer, "draw", drawn)
+    config = RecordConfig(out=tmp_path, env=EnvConfig(cameras=(CameraConfig("front", 32, 32),)))
+    assert recorder.describe(config)["versions"]["renderer"] not in ("", "not used")
+
+
+def test_eight_workers_with_two_cameras_each_render_together(tmp_path):
+    """O01: spawned at once, each with a renderer of its own; the number is a setting."""
+    env = EnvConfig(cameras=(CameraConfig("front", 32, 32), CameraConfig("wrist", 48, 24)))
+    summary = record(RecordConfig(out=tmp_path / "demos", env=env, episodes=8, workers=8))
+    assert summary["episodes"] == summary["recorded"] == 8
+    for index in range(8):
+        columns = store.read_episode(store.episode_path(tmp_path / "demos", index)).columns
+        for camera in ("front", "wrist"):
+            assert all(10 < image.mean() < 245 for image in columns[f"observations/images/{camera}"])
 
 
 SCRIPT = """

@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -28,28 +29,28 @@ POLICY = ACTConfig(objects=True, width=16, heads=2, feedforward=16, text_width=1
 ENV = {"cameras": [], "object_tokens": True, "action_mode": "tool", "language": "en", "hz": 10}
 
 
-def write_demos(folder, episodes=3, frames=10, cameras=(), size=16, seed=0, constant=()):
-    """Write a data set in which the arm moves straight to the target; constant: state dimensions held at 1."""
+def write_demos(folder, episodes=3, frames=10, cameras=(), size=16, seed=0, spoil=lambda state: None):
+    """Write a data set in which the arm moves straight to the target; spoil: changes an episode's states."""
     folder.mkdir(parents=True)
     env = ENV | {"cameras": [{"name": name, "width": size, "height": size} for name in cameras]}
     description = {"schema": store.SCHEMA, "env": env, "seed": seed, "noise": 0.0, "episodes": episodes, "versions": {}}
     store.open_dataset(folder, description)
     lines = {}
     for index in range(episodes):
-        columns, attributes = _episode(np.random.default_rng([seed, index]), frames, cameras, size, constant)
+        columns, attributes = _episode(np.random.default_rng([seed, index]), frames, cameras, size)
+        spoil(columns["observations/state"])
         lines[index] = store.write_episode(folder, index, columns, attributes | {"env": json.dumps(env)})
     store.write_manifest(folder, lines)
     return folder
 
 
-def _episode(rng, frames, cameras, size, constant):
+def _episode(rng, frames, cameras, size):
     present = np.arange(MAX_OBJECTS) < 3
     colour = rng.permutation(MAX_OBJECTS)
     position = rng.uniform([0.4, -0.2, 0.02, -0.5], [0.6, 0.2, 0.02, 0.5], (MAX_OBJECTS, 4)) * present[:, None]
     tool = np.linspace([0.4, 0.0, 0.3], position[0, :3], frames)
     state = rng.normal(size=(frames, 13))
     state[:, 8:11], state[:, 11:] = tool, [0.0, 1.0]
-    state[:, list(constant)] = 1.0
     objects = np.concatenate([position, np.eye(len(COLOURS))[colour] * present[:, None]], axis=1)
     goal = np.concatenate([position[0], [0.0]])
     still = np.broadcast_to
@@ -360,14 +361,40 @@ def test_two_episodes_are_learned_by_heart(tmp_path):
 
 
 def test_constant_dimensions_train_finitely_and_round_trip(config, tmp_path, caplog):
-    data = write_demos(tmp_path / "constant", constant=(0, 7))
+    """O17: a joint and the fingers that never move, a joint with a spread of 1e-3, one with a single outlier."""
+
+    def spoil(state):
+        state[:, [0, 7]] = 1.0
+        state[:, 2] = 0.5 + 1e-3 * np.linspace(0, 1, len(state))
+        state[3, 4] = 1e3
+
+    data = write_demos(tmp_path / "constant", spoil=spoil)
     with caplog.at_level(logging.WARNING):
         policy = checkpoint.load(train(replace(config, data=data, steps=20))).policy
-    assert all(np.isfinite(line["loss"]) for line in metrics_of(config.out))
-    assert "hardly ever moves" in caplog.text
-    value = torch.ones(1, 13)
+    lines = metrics_of(config.out)
+    assert lines[-1]["step"] == 20 and all(np.isfinite(line["loss"]) for line in lines)
+    assert "scale is the floor 0.01: state: joint 0, joint 2, finger width; action: dyaw, gripper" in caplog.text
+    assert (
+        json.loads((config.out / "checkpoint" / "normalisation.json").read_text())["moments"]["state"]["floor"] == 0.01
+    )
+    value = torch.tensor([[1.0, 0.0, 0.5005, 0.0, 1e3] + [1.0] * 8, [0.0, 0.0, 0.5, 0.0, 0.1] + [0.5] * 8])
     again = policy.normaliser.denormalise("state", policy.normaliser.normalise("state", value))
-    torch.testing.assert_close(again, value, atol=1e-5, rtol=0)
+    torch.testing.assert_close(again, value, atol=1e-5, rtol=1e-6)
+
+
+def test_a_damaged_episode_ends_the_training_with_its_name_or_is_left_out(config, tmp_path, caplog):
+    """O12."""
+    data = write_demos(tmp_path / "damaged")
+    path = data / "episode_000001.hdf5"
+    path.write_bytes(path.read_bytes()[:-1024])
+    with pytest.raises(UsageError, match=r"episode_000001\.hdf5: episode 1: is damaged.*on_bad=skip leaves it out"):
+        train(replace(config, data=data))
+    assert not config.out.exists()
+    with caplog.at_level(logging.WARNING):
+        out = train(replace(config, data=data, on_bad="skip"))
+    assert metrics_of(out)[-1]["step"] == 12
+    assert "1 damaged episodes are left out, the first: " in caplog.text and "episode 1" in caplog.text
+    assert checkpoint.load(out).fingerprint["dataset"]["used"] == 2
 
 
 def test_mixed_precision_trains(config):
@@ -442,6 +469,41 @@ def test_a_folder_that_cannot_be_written_is_refused(config, tmp_path):
 
 
 # --- trackers
+
+
+OFFLINE = """
+import socket, sys
+
+tried = []
+
+def refuse(*arguments, **more):
+    tried.append(arguments)
+    raise OSError("Network is unreachable")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
+from robotattn.cli import main
+
+code = main(sys.argv[1:])
+assert not tried, tried
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("tracker", ["none", "wandb"])
+def test_training_needs_no_network_no_key_and_no_tracker(demos, tmp_path, tracker):
+    """O38: twenty steps through the command line, within the minute that the case allows."""
+    out = tmp_path / "run"
+    small = "--steps 20 --warmup 2 --batch 8 --log-every 5 --threads 1 --device cpu --policy.width 16 --policy.heads 2"
+    words = f"train act_state --data {demos} --out {out} --tracker {tracker} {small} --policy.feedforward 16"
+    quiet = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "HOME", "NETRC"))}
+    (tmp_path / "wandb.py").write_text("raise ImportError('No module named wandb')")  # so too where it is installed
+    told = {"HOME": str(tmp_path), "PYTHONPATH": str(tmp_path), **quiet}
+    ran = subprocess.run(
+        [sys.executable, "-c", OFFLINE, *words.split()], env=told, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert [line["step"] for line in metrics_of(out)] == [5, 10, 15, 20]
+    assert ran.stderr.count("wandb gets no metrics") == (tracker == "wandb")
 
 
 def fake_wandb(monkeypatch, init):

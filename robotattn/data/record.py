@@ -118,7 +118,8 @@ def renderer(config: RecordConfig) -> str:
 
     A worker is asked, because a driver may hang in its first image; then WorkerError says so after the deadline.
     """
-    (name,) = run_tasks(partial(nullcontext, partial(_renderer, config.env)), [0], 1, config.deadline)
+    work: Any = partial(nullcontext, partial(_renderer, config.env))
+    (name,) = run_tasks(work, [0], 1, config.deadline)
     return name
 
 

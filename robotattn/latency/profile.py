@@ -98,8 +98,7 @@ def result_path(config: ProfileConfig) -> Path:
     if config.checkpoint is None:
         assert config.config is not None
         return Path("runs") / config.config.stem / "profile.json"
-    folder = checkpoint.locate(config.checkpoint)
-    return (folder.parent if folder.name == "checkpoint" else folder) / "profile.json"
+    return checkpoint.results_folder(config.checkpoint) / "profile.json"
 
 
 def _clock(device: str) -> Clock:
