@@ -244,8 +244,8 @@ def test_a_worker_that_hangs_in_its_first_image_ends_the_recording_with_its_name
     assert not list(config.out.glob("*.hdf5"))
 
 
-def test_a_driver_that_hangs_in_its_first_image_is_named_before_any_recording(tmp_path, monkeypatch):
-    """O01: the parent draws nothing itself, not even to ask for the renderer's name."""
+def test_the_recorder_draws_nothing_itself(tmp_path, monkeypatch):
+    """O01: even the name of the renderer is asked of a worker, which has a deadline."""
     from robotattn.envs import cameras
 
     def drawn(*arguments):
