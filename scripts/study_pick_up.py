@@ -18,6 +18,7 @@ from rich.table import Table
 
 from robotattn.evaluate import EvaluateConfig, evaluate, write_json
 
+PLAIN = {"light": 0.0, "colour_jitter": 0.0}  # the default scenes, whatever the checkpoint was trained on
 CONDITIONS: dict[str, dict[str, object]] = {
     "nominal": {},
     "6 cubes": {"objects": 6},
@@ -77,7 +78,7 @@ def run(study: Study, name: str, bars: Progress) -> dict[str, object]:
     out = study.out / f"{slug}.json"
     config = EvaluateConfig(
         checkpoint=study.checkpoint, episodes=study.episodes, seed=study.seed, workers=study.workers, out=out,
-        **CONDITIONS[name],  # type: ignore[arg-type]
+        **(PLAIN | CONDITIONS[name]),  # type: ignore[arg-type]
     )  # fmt: skip
     if out.exists() and (known := json.loads(out.read_text()))["success"]["episodes"] == study.episodes:
         return {**known["success"], "failures": known["failures"]}

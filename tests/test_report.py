@@ -97,6 +97,7 @@ def test_the_page_shows_every_result_and_reaches_for_nothing_outside(results):
     assert path == results / "report.html"
     text = path.read_text(encoding="utf-8")
     page = Page(text)
+    assert "&#39;schema&#39;" not in text, "a result is shown raw"
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", re.sub(r"base64,[A-Za-z0-9+/=]+", "", text))
     for tag, attributes in page.tags:
         assert tag not in ("script", "link", "iframe")
