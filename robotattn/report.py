@@ -166,7 +166,7 @@ def _inlined(path: Path, kind: str, most: float = math.inf) -> str | None:
 def _curves(runs: Sequence[Run]) -> list[dict[str, str]]:
     """One drawing for each kind of number that the metrics files hold: all runs in it."""
     drawn = []
-    for key, label in (("loss", "training loss"), ("position_error", "error of the target's predicted position (m)")):
+    for key, label in (("loss", "training loss"), ("position_error", "target position error (m)")):
         lines = {run.name: _points(run.metrics, key) for run in runs}
         lines = {name: points for name, points in lines.items() if points}
         if lines:

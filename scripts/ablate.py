@@ -9,7 +9,7 @@ its paired difference to the reference. A variant that is already there is not t
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
@@ -22,14 +22,14 @@ from robotattn.statistics import paired_difference
 from robotattn.train import TrainConfig, train
 
 
-def variants(base: TrainConfig) -> dict[str, TrainConfig]:
-    """The reference and what is compared with it."""
+def variants(base: TrainConfig, data_20hz: Path | None) -> dict[str, TrainConfig]:
+    """The reference and what is compared with it; chunks at 20 Hz are as long in seconds."""
 
     def policy(**changes: Any) -> TrainConfig:
         return replace(base, policy=replace(base.policy, **changes))
 
-    cameras = dict(base.policy.cameras)
-    first = dict(list(cameras.items())[:1])
+    first = dict(list(base.policy.cameras.items())[:1])
+    faster = {} if data_20hz is None else {"20 Hz": replace(policy(chunk=2 * base.policy.chunk), data=data_20hz)}
     return {
         "reference": base,
         "reference, seed 1": replace(base, seed=1),
@@ -39,6 +39,7 @@ def variants(base: TrainConfig) -> dict[str, TrainConfig]:
         "joint targets": policy(action_mode="joint"),
         f"one camera ({next(iter(first))})": policy(cameras=first),
         "200 demonstrations": replace(base, episodes=200),
+        **faster,
     }
 
 
@@ -48,6 +49,8 @@ class Ablation:
 
     data: Path
     """Demonstrations, recorded with all cameras of the configuration."""
+    data_20hz: Path | None = None
+    """The same demonstrations recorded at 20 Hz, for the variant of that name."""
     config: Path = Path("configs/act_pixels.yaml")
     """The reference."""
     steps: int = 1500
@@ -58,6 +61,8 @@ class Ablation:
     """Base seed of the evaluation; not the one that a shipped checkpoint is judged on."""
     out: Path = Path("runs/ablations")
     """Folder of the runs."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of the training."""
     threads: int = 1
     """Threads of torch."""
     workers: int = 2
@@ -68,7 +73,8 @@ class Ablation:
 
 def main(study: Ablation) -> None:
     base = replace(load(study.config, TrainConfig), data=study.data, steps=study.steps, threads=study.threads)
-    wanted = variants(base)
+    base = replace(base, precision=study.precision)
+    wanted = variants(base, study.data_20hz)
     unknown = set(study.only) - set(wanted)
     if unknown:
         raise SystemExit(f"only: {sorted(unknown)} not known, allowed are {list(wanted)}")
