@@ -118,14 +118,15 @@ def profile(arguments: list[str]) -> int:
     config = parse(ProfileConfig, with_checkpoint(arguments), profile)
     with Console(stderr=True).status(f"timing {config.samples} steps"):
         result = run(config)
-    titles = ("p50", "p90", "p99", "mean")
+    titles = ("p50", "p90", "p99", "max")
     rows = [
-        (stage, *("" if times[title] is None else times[title] for title in titles))
+        (stage, *("–" if times[title] is None else times[title] for title in titles), times["n"])
         for stage, times in result["stages"].items()
     ]
-    short = {stage: times["p50"] for stage, times in result["stages"].items()}
-    short = {"file": str(result_path(config)), "p50_ms": short, "parameters": result["parameters"]}
-    return finish("profile", short, rows, ("stage", *(f"{title} (ms)" for title in titles)))
+    rows += [(f"tokens: {group}", count) for group, count in result["tokens"].items()]
+    kept = {name: result[name] for name in ("tokens", "parameters", "clock")}
+    short = {"file": str(result_path(config)), "stages": result["stages"], **kept}
+    return finish("profile", short, rows, ("stage", *(f"{title} (ms)" for title in titles), "n"))
 
 
 def report(arguments: list[str]) -> int:
