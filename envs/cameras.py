@@ -13,7 +13,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from robotattn.envs.gl import missing_gl_message
+from robotattn.envs.gl import RenderingError, missing_gl_message
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class _Context:
         self._mjr: Any = None
 
     def use(self, model: mujoco.MjModel) -> Any:
-        """Make the context current, creating or growing it; raise RuntimeError where that cannot work."""
+        """Make the context current, creating or growing it; raise RenderingError where that cannot work."""
         me = (os.getpid(), threading.get_ident())
         forked = self._process is not None and self._process != me[0]
         if forked or (self._owner is not None and self._owner != me):
             where = "another process" if forked else "another thread"
-            raise RuntimeError(
+            raise RenderingError(
                 f"rendering: the OpenGL context was made in {where} and cannot be used here. "
                 "Start workers with the 'spawn' method (never 'fork') and render in the thread that made the context."
             )
@@ -74,7 +74,7 @@ class _Context:
             self._mjr = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
         except Exception as error:
             self._gl = self._mjr = None
-            raise RuntimeError(missing_gl_message(error)) from error
+            raise RenderingError(missing_gl_message(error)) from error
         finally:
             model.vis.global_.offwidth, model.vis.global_.offheight = saved
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._mjr)
@@ -133,7 +133,7 @@ class Renderer:
     def draw(self, data: mujoco.MjData, camera: int, config: CameraConfig) -> dict[str, np.ndarray]:
         """Render one camera: 'rgb' uint8 [height, width, 3] and, on request, 'depth' and 'segmentation'."""
         if self._closed:
-            raise RuntimeError("rendering: the environment was closed")
+            raise RenderingError("rendering: the environment was closed")
         context = self._begin(data, camera)
         rect = mujoco.MjrRect(0, 0, config.width, config.height)
         rgb = np.empty((config.height, config.width, 3), np.uint8)

@@ -3,8 +3,12 @@
 import os
 
 
+class RenderingError(RuntimeError):
+    """Nothing can be drawn here, or not by this process or thread; the message says what to do."""
+
+
 def choose_backend() -> None:
-    """Set MUJOCO_GL and LP_NUM_THREADS where they are not set, then import mujoco; ImportError where OpenGL is missing.
+    """Set MUJOCO_GL and LP_NUM_THREADS if not set, then import mujoco; RenderingError where OpenGL is missing.
 
     Without a screen only EGL or OSMesa can draw, and software rendering on more than one thread is three times slower.
     """
@@ -14,7 +18,7 @@ def choose_backend() -> None:
     try:
         import mujoco  # noqa: F401  (it loads the backend's library at once)
     except (AttributeError, ImportError, OSError) as error:
-        raise ImportError(missing_gl_message(error)) from error
+        raise RenderingError(missing_gl_message(error)) from error
 
 
 def missing_gl_message(error: BaseException) -> str:
