@@ -125,7 +125,9 @@ def _source(config: EvaluateConfig) -> _Source:
     loaded = checkpoint.load(config.checkpoint)
     if config.agent == "policy" and config.execute > loaded.config.chunk:
         raise UsageError(f"execute: {config.execute} actions, the policy's chunk has {loaded.config.chunk}")
-    return _Source(from_dict(EnvConfig, loaded.env, f"{config.checkpoint}: env"), loaded.fingerprint)
+    env = from_dict(EnvConfig, loaded.env, f"{config.checkpoint}: env")
+    # one recording serves policies of tool and of joint actions: the world takes what this one says
+    return _Source(replace(env, action_mode=loaded.config.action_mode), loaded.fingerprint)
 
 
 def _environment(config: EvaluateConfig, source: _Source) -> EnvConfig:

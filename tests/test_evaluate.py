@@ -236,6 +236,18 @@ def in_this_process(opening, tasks, *limits):
         yield from map(work, tasks)
 
 
+def test_joint_policies_trained_on_tool_recordings_act_in_a_joint_world(tmp_path, monkeypatch):
+    """One recording serves both kinds of action: the world of the evaluation takes what the policy says."""
+    policy = random_policy(action_mode="joint")
+    about = checkpoint.fingerprint({"env": to_dict(EnvConfig(object_tokens=True, time_limit=0.3))})
+    config = {"policy": {"act": to_dict(policy.config)}}
+    checkpoint.save(tmp_path / "joint", policy, config, default_tokenizer(), about)
+    monkeypatch.setattr("robotattn.evaluate.run_tasks", in_this_process)
+    result = evaluate(EvaluateConfig(tmp_path / "joint", episodes=2, workers=1, out=tmp_path / "joint.json"))
+    assert result["env"]["action_mode"] == "joint"
+    assert [row["reason"] for row in result["rows"]] == ["time_limit", "time_limit"]
+
+
 def test_evaluations_of_neighbouring_base_seeds_share_no_episode(tmp_path, monkeypatch):
     """O09: seeds as written to the results of three evaluations with eight environments each, and their scenes."""
     monkeypatch.setattr("robotattn.evaluate.run_tasks", in_this_process)
