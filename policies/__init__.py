@@ -1,9 +1,11 @@
 """Policies. `PolicyConfig` is the list of them: a new policy is one file, and one name in this union."""
 
 from robotattn.policies.act import ACT, ACTConfig
+from robotattn.policies.autoregressive import Autoregressive, AutoregressiveConfig
 from robotattn.policies.base import Batch, Memory, Policy
+from robotattn.policies.blockwise import Blockwise, BlockwiseConfig
 
-PolicyConfig = ACTConfig
+PolicyConfig = ACTConfig | AutoregressiveConfig | BlockwiseConfig
 
 
 def build(config: PolicyConfig) -> Policy:
@@ -11,4 +13,16 @@ def build(config: PolicyConfig) -> Policy:
     return config.build()
 
 
-__all__ = ["ACT", "ACTConfig", "Batch", "Memory", "Policy", "PolicyConfig", "build"]
+__all__ = [
+    "ACT",
+    "ACTConfig",
+    "Autoregressive",
+    "AutoregressiveConfig",
+    "Batch",
+    "Blockwise",
+    "BlockwiseConfig",
+    "Memory",
+    "Policy",
+    "PolicyConfig",
+    "build",
+]

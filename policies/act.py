@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from robotattn.attention import Decoder, Encoder, sinusoidal
 from robotattn.policies.base import Batch, Memory, Policy, action_errors, masked_mean
-from robotattn.policies.prefix import Prefix
+from robotattn.policies.prefix import Prefix, at_least, check_sight
 from robotattn.tokens.sequence import TokenGroup, Tokens, concatenate
 from robotattn.types import ACTION_SIZE, STATE, STATE_SIZE
 
@@ -73,41 +73,15 @@ class ACTConfig:
     """Strength of the random brightness, contrast and colour balance of training images."""
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "chunk", "width", "heads", "feedforward", "patch", "stem_channels", "text_width"):
-            _at_least(self, name, 1)
-        for name in ("encoder_layers", "latent", "kl_weight", "gripper_weight", "pose_weight", "attention_weight"):
-            _at_least(self, name, 0)
-        _at_least(self, "decoder_layers", 1)
-        if not self.cameras and not self.objects:
-            raise ValueError("cameras: empty, and objects is false: such a policy would see nothing")
-        if self.width % self.heads or self.width % 2:
-            raise ValueError(f"width: {self.width} is not an even multiple of heads ({self.heads})")
-        if self.text_width % 4:
-            raise ValueError(f"text_width: {self.text_width} is not a multiple of 4 (the text encoder has 4 heads)")
-        for name, upper in (("dropout", 1.0), ("colour_jitter", 0.9)):
-            if not 0.0 <= getattr(self, name) <= upper:
-                raise ValueError(f"{name}: {getattr(self, name)} is not in [0, {upper}]")
-        if self.stem == "conv" and self.patch != 16:
-            raise ValueError(f"patch: the conv stem has patches of 16, not {self.patch}; use stem: patch")
-        _check_cameras(self.cameras, self.patch)
+        check_sight(self)
+        at_least(self, 1, "chunk", "feedforward", "decoder_layers")
+        at_least(self, 0, "encoder_layers", "latent", "kl_weight", "gripper_weight", "pose_weight", "attention_weight")
+        if not 0.0 <= self.dropout <= 1.0:
+            raise ValueError(f"dropout: {self.dropout} is not in [0, 1.0]")
 
     def build(self) -> "ACT":
         """Return a freshly initialised policy."""
         return ACT(self)
-
-
-def _at_least(config: ACTConfig, name: str, least: int) -> None:
-    if not getattr(config, name) >= least:
-        raise ValueError(f"{name}: {getattr(config, name)} is less than {least}")
-
-
-def _check_cameras(cameras: dict[str, tuple[int, int]], patch: int) -> None:
-    reserved = {"objects", "instruction", "proprioception", "target", "latent"}
-    for name, size in cameras.items():
-        if name in reserved:
-            raise ValueError(f"cameras: {name!r} is the name of another token group ({sorted(reserved)})")
-        if any(pixels < patch or pixels % patch for pixels in size):
-            raise ValueError(f"cameras: {name}: height and width must be multiples of {patch}, got {list(size)}")
 
 
 class ACT(Policy):

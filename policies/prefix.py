@@ -8,7 +8,7 @@ instructions that name the others; and one token holds target and arm together.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,59 @@ STATE_LIMIT = 5.0  # normalised; further out than any demonstration, a state is 
 OBJECTS = "objects"
 WAY_SIZE = 8
 NEAR = 0.02  # (m): about half a cube, the scale on which the fingers are lined up
+
+
+class Sight(Protocol):
+    """The fields of a policy's config that say what it sees and how that becomes tokens."""
+
+    @property
+    def cameras(self) -> dict[str, tuple[int, int]]: ...
+    @property
+    def objects(self) -> bool: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def text_width(self) -> int: ...
+    @property
+    def stem(self) -> Literal["conv", "patch"]: ...
+    @property
+    def patch(self) -> int: ...
+    @property
+    def stem_channels(self) -> int: ...
+    @property
+    def colour_jitter(self) -> float: ...
+
+
+def at_least(config: object, least: float, *names: str) -> None:
+    """Raise ValueError for the first of the named fields that is below `least`, or NaN."""
+    for name in names:
+        if not getattr(config, name) >= least:
+            raise ValueError(f"{name}: {getattr(config, name)} is less than {least}")
+
+
+def check_sight(config: Sight) -> None:
+    """Raise ValueError, naming field and value, for sizes that do not fit together or an empty sight."""
+    at_least(config, 1, "vocabulary", "width", "heads", "patch", "stem_channels", "text_width")
+    if not config.cameras and not config.objects:
+        raise ValueError("cameras: empty, and objects is false: such a policy would see nothing")
+    if config.width % config.heads or config.width % 2:
+        raise ValueError(f"width: {config.width} is not an even multiple of heads ({config.heads})")
+    if config.text_width % 4:
+        raise ValueError(f"text_width: {config.text_width} is not a multiple of 4 (the text encoder has 4 heads)")
+    if not 0.0 <= config.colour_jitter <= 0.9:
+        raise ValueError(f"colour_jitter: {config.colour_jitter} is not in [0, 0.9]")
+    if config.stem == "conv" and config.patch != 16:
+        raise ValueError(f"patch: the conv stem has patches of 16, not {config.patch}; use stem: patch")
+    reserved = {OBJECTS, "instruction", "proprioception", "target", "latent"}
+    for name, size in config.cameras.items():
+        if name in reserved:
+            raise ValueError(f"cameras: {name!r} is the name of another token group ({sorted(reserved)})")
+        if any(pixels < config.patch or pixels % config.patch for pixels in size):
+            raise ValueError(f"cameras: {name}: height and width must be multiples of {config.patch}, got {list(size)}")
 
 
 @dataclass(frozen=True)
@@ -74,6 +127,24 @@ class Prefix(nn.Module):
             self.target = FeedForward(self.grounding.size + POSE_SIZE + WAY_SIZE + STATE_SIZE, 2 * width, width)
         elif pose:
             self.pose = FeedForward(width * (len(cameras) + objects) + text_width, 2 * width, POSE_SIZE)
+
+    @classmethod
+    def of(cls, config: Sight, normaliser: Normaliser) -> "Prefix":
+        """Return the grounded prefix that a policy's config describes."""
+        return cls(
+            normaliser,
+            config.cameras,
+            config.objects,
+            config.vocabulary,
+            config.width,
+            config.text_width,
+            True,
+            True,
+            config.stem,
+            config.patch,
+            config.stem_channels,
+            config.colour_jitter,
+        )
 
     def _sources(self, width: int) -> dict[str, tuple[int, int]]:
         sources = dict.fromkeys(self.images.cameras, (self.images.stem.channels, 2)) if self.images else {}

@@ -147,8 +147,29 @@ def report(arguments: list[str]) -> int:
     return finish("report", {"file": str(page), "runs": measured}, rows, titles)
 
 
+def experiments(arguments: list[str]) -> int:
+    """Run the attention experiments against published figures: robotattn experiments [e1 ... e7] [--out FOLDER]."""
+    from robotattn.experiments.suite import ExperimentsConfig
+    from robotattn.experiments.suite import experiments as run
+
+    config = parse(ExperimentsConfig, arguments, experiments)
+    with Progress() as shown:
+        result = run(config, shown)
+    rows = []
+    for one in result["experiments"]:
+        columns = ("quantity", "published", "shown", "verdict")
+        compared = [[row[column] for column in columns] for row in one["rows"]]
+        table(f"{one['name']} {one['title']}", compared, ("quantity", "published", "measured", "verdict"))
+        agreeing = sum(row["verdict"] == "agrees" for row in one["rows"])
+        rows.append((one["name"], one["title"], f"{agreeing} of {len(compared)}", one["seconds"]))
+    warn(f"differs from the published figure: {quantity}" for quantity in result["differs"])
+    short = {"file": result["page"], **{name: result[name] for name in ("agrees", "rows", "differs", "seconds")}}
+    finish("experiments", short, rows, ("", "experiment", "agree", "seconds"))
+    return 0 if result["agrees"] else 1
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    command.__name__: command for command in (record, verify, train, evaluate, profile, report)
+    command.__name__: command for command in (record, verify, train, evaluate, profile, report, experiments)
 }
 
 
@@ -181,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     """The help of `robotattn` itself: one line a command."""
-    lines = [f"  {name:10}{(command.__doc__ or '').split(':')[0]}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:12}{(command.__doc__ or '').split(':')[0]}" for name, command in COMMANDS.items()]
     head = "Attention policies on a tabletop: demonstrations, training, success, latency."
     return "\n".join(
         [
@@ -255,14 +276,19 @@ class Progress:
 
 def finish(command: str, result: Mapping[str, Any], rows: Iterable[Sequence[Any]], titles: Sequence[str] = ()) -> int:
     """Print the table and the line of JSON that end a command; return exit code 0."""
-    table = Table(title=f"robotattn {command}", title_justify="left", show_header=bool(titles))
-    for title in titles:
-        table.add_column(title)
-    for row in rows:
-        table.add_row(*(cell(value) for value in row))
-    Console().print(table)
+    table(f"robotattn {command}", rows, titles)
     print(json.dumps({"command": command, **finite(result)}, ensure_ascii=False, default=str), flush=True)
     return 0
+
+
+def table(title: str, rows: Iterable[Sequence[Any]], titles: Sequence[str] = ()) -> None:
+    """Print a table."""
+    drawn = Table(title=title, title_justify="left", show_header=bool(titles))
+    for heading in titles:
+        drawn.add_column(heading)
+    for row in rows:
+        drawn.add_row(*(cell(value) for value in row))
+    Console().print(drawn)
 
 
 def pick(result: Mapping[str, Any], names: str) -> list[tuple[str, Any]]:

@@ -72,7 +72,7 @@ def test_a_mask_of_another_shape_is_refused(shape):
 
 
 def test_an_unknown_kernel_is_refused():
-    with pytest.raises(ValueError, match="'sdpa' or 'reference', got 'flash'"):
+    with pytest.raises(ValueError, match="'sdpa', 'reference' or 'flex', got 'flash'"):
         attend(*tensors(1, 1, 3, 2), kernel="flash")
 
 

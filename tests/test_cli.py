@@ -246,6 +246,7 @@ def test_the_whole_pipeline_runs_command_by_command(tmp_path: Path):
         f"evaluate {out} --episodes 2 --workers 1",
         f"profile {out} --samples 20",
         f"report {out}",
+        f"experiments e3 --out {tmp_path / 'experiments'}",
     ):
         ran = run(*line.split())
         assert ran.returncode == 0, ran.stderr
@@ -255,6 +256,7 @@ def test_the_whole_pipeline_runs_command_by_command(tmp_path: Path):
     assert said["train"]["steps"] == 3
     assert set(said["profile"]["stages"]) >= {"tokenize", "prefill", "decode"}
     assert said["report"]["runs"][0]["success"]["episodes"] == 2
+    assert said["experiments"]["agrees"] is True
     assert (tmp_path / "run" / "report.html").read_text().startswith("<!")
     again = run("train", "act_state", "--data", demos, "--out", out, *small.split())
     assert again.returncode == 2  # the folder holds a run: going on must be asked for

@@ -33,6 +33,10 @@ LAYERS: dict[str, tuple[tuple[str, ...] | None, set[str] | None]] = {
     "policies": ((*LOW, "attention", "tokens"), LEARNING),
     "checkpoint": ((*LOW, "attention", "tokens", "policies"), LEARNING),
     "latency": ((*LOW, "statistics", "attention", "tokens", "policies", "checkpoint"), LEARNING),
+    "experiments": (
+        (*LOW, "attention", "tokens", "assets"),
+        {"torch", "numpy", "scipy", "matplotlib", "jinja2", "tyro"},
+    ),
     "loop": ((*LOW, "control"), {"numpy", "gymnasium"}),
     "data": ((*LOW, "control", "envs", "loop", "tokens", "workers"), LEARNING | {"gymnasium", "h5py", "cv2"}),
     "flags": ((*LOW, "envs"), {"tyro"}),
@@ -47,6 +51,7 @@ MIDDLE_NEVER = ("cli", "report", "scripts")
 NEVER = {
     "policies": WORLD | {"wandb"},
     "latency": WORLD,
+    "experiments": WORLD,
     "checkpoint": WORLD,
     "envs": {"torch"},
     "control": {"torch", "mujoco"},

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from robotattn.data import store
-from robotattn.data.normalise import FLOOR, statistics
+from robotattn.data.normalise import FLOOR, STEP_FLOOR, statistics
 from robotattn.data.windows import Windows
 from robotattn.tokens.normaliser import Normaliser, Statistics
 from robotattn.tokens.text import default_tokenizer
@@ -108,3 +108,47 @@ def test_values_that_are_not_finite_are_refused_by_name(tmp_path):
     state[4, 7] = np.nan
     with pytest.raises(ValueError, match="state: finger width: the dataset holds values that are not finite"):
         statistics(dataset(tmp_path, state, expert, position, present))
+
+
+def test_each_step_of_a_chunk_has_its_own_moments_and_range(tmp_path):
+    state, _, position, present = content()
+    state[:, 11:] = 0.0, 1.0  # no turn
+    state[:, 8:11] = np.linspace(0, 1, 50)[:, None]  # a straight way at constant speed
+    expert = np.column_stack([state[:, 8:11] + 0.5, np.full(50, 0.4), np.arange(50) % 2])
+    windows = dataset(tmp_path, state, expert, position, present, chunk=3, mode="tool")
+    steps = statistics(windows, warn=lambda text: None).steps
+    for step in range(3):
+        np.testing.assert_allclose(steps.moments[step].mean[:4], [*[0.5 + step / 49] * 3, 0.4], atol=1e-6)
+        assert steps.moments[step].scale[0] == steps.moments[step].floor == STEP_FLOOR  # below a centimetre's floor
+        np.testing.assert_allclose(steps.low[step], [*[0.5 + step / 49] * 3, 0.4, 0.0], atol=1e-6)
+        assert all(
+            high - low >= STEP_FLOOR * 0.999 for low, high in zip(steps.low[step], steps.high[step], strict=True)
+        )
+        assert (steps.low[step][4], steps.high[step][4]) == (0.0, 1.0)
+
+
+def test_ranges_of_steps_are_percentiles_of_offsets_from_the_joints(tmp_path):
+    state, expert, position, present = content(length=400)
+    steps = statistics(dataset(tmp_path, state, expert, position, present, chunk=2)).steps
+    for step in range(2):
+        offsets = expert[step:, :7] - state[: len(state) - step, :7]
+        low, high = np.percentile(offsets, [1, 99], axis=0)
+        np.testing.assert_allclose(steps.low[step][:7], low, atol=1e-5)
+        np.testing.assert_allclose(steps.high[step][:7], high, atol=1e-5)
+        np.testing.assert_allclose(steps.moments[step].scale[:7], offsets.std(axis=0), rtol=1e-4)
+        np.testing.assert_allclose(steps.moments[step].mean[7], expert[step:, 7].mean(), atol=1e-6)
+
+
+def test_statistics_with_and_without_steps_survive_json_and_older_files_load(tmp_path):
+    found = statistics(dataset(tmp_path, *content()))
+    assert Statistics.from_json(found.to_json()) == found and found.steps is not None
+    older = Statistics(found.moments)
+    assert json.loads(older.to_json()).keys() == {"version", "hash", "moments"} and older.hash != found.hash
+    assert json.loads(older.to_json())["version"] == 1 and Statistics.from_json(older.to_json()) == older
+    body = json.loads(found.to_json())
+    body["steps"]["low"][0][0] -= 0.5
+    with pytest.raises(ValueError, match="do not match their hash"):
+        Statistics.from_json(json.dumps(body))
+    body["steps"]["low"][0][0] = 1e9
+    with pytest.raises(ValueError, match="step 0: joint 0: the range must be finite and not empty"):
+        Statistics.from_json(json.dumps(body))

@@ -18,6 +18,8 @@ EXPECTED = {
     "robotattn/__init__.py",
     "robotattn/py.typed",
     "robotattn/cli.py",
+    "robotattn/experiments/suite.py",
+    "robotattn/assets/experiments.html.j2",
     "robotattn/envs/base.py",
     "robotattn/policies/act.py",
     "robotattn/assets/__init__.py",

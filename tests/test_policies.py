@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from robotattn.policies import ACTConfig, build
+from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig, build
 from robotattn.types import ACTION_SIZE
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -25,6 +25,18 @@ CONFIGS = {
     "act plain state": ACTConfig(objects=True, grounding=False, **SMALL),
     "act joint": ACTConfig(cameras=CAMERAS, action_mode="joint", **SMALL),
     "act latent": ACTConfig(objects=True, latent=4, **SMALL),
+    "autoregressive state": AutoregressiveConfig(objects=True, **SMALL),
+    "autoregressive pixels": AutoregressiveConfig(cameras=CAMERAS, **SMALL),
+    "autoregressive joint": AutoregressiveConfig(objects=True, action_mode="joint", **SMALL),
+    "autoregressive expected value": AutoregressiveConfig(objects=True, expected=True, **SMALL),
+    "blockwise state": BlockwiseConfig(objects=True, **SMALL),
+    "blockwise pixels": BlockwiseConfig(cameras=CAMERAS, **SMALL),
+    "blockwise joint": BlockwiseConfig(objects=True, action_mode="joint", **SMALL),
+    "blockwise midpoint": BlockwiseConfig(objects=True, method="midpoint", steps=4, **SMALL),
+    "blockwise autoregressive": BlockwiseConfig(objects=True, head="autoregressive", **SMALL),
+    "blockwise autoregressive joint": BlockwiseConfig(
+        objects=True, head="autoregressive", action_mode="joint", **SMALL
+    ),
 }
 
 
@@ -34,8 +46,10 @@ def each_config(request):
 
 
 def make(config, **changes):
+    """Build a policy from a config with those of the changes that it has a field for."""
     torch.manual_seed(0)
-    policy = build(dataclasses.replace(config, **changes))
+    has = {field.name for field in dataclasses.fields(config)}
+    policy = build(dataclasses.replace(config, **{name: value for name, value in changes.items() if name in has}))
     policy.set_statistics(statistics(config.action_mode))
     return policy
 
@@ -101,7 +115,7 @@ def test_padded_actions_move_neither_loss_nor_gradient(config):
 
 @pytest.mark.parametrize("layers", [1, 4])
 def test_every_parameter_gets_a_gradient(config, layers):
-    policy = make(config, encoder_layers=layers, decoder_layers=layers).train()
+    policy = make(config, encoder_layers=layers, decoder_layers=layers, layers=layers).train()
     policy.loss(batch(config, size=8))["loss"].backward()
     assert [name for name, p in policy.named_parameters() if p.grad is None or not p.grad.any()] == []
 
@@ -114,26 +128,35 @@ def test_loss_is_the_only_part_with_a_gradient_and_every_part_is_finite(config):
 
 
 def test_it_overfits_one_batch(config):
-    policy = make(config, colour_jitter=0.0, kl_weight=0.0, chunk=2).train()
+    policy = make(config, colour_jitter=0.0, kl_weight=0.0, chunk=2, action_weight=1.0).train()
     data = batch(policy.config, size=2)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=4e-3, weight_decay=0.0)
-    for step in range(150):
+    steps = 400 if getattr(config, "head", "") == "flow" else 150  # of which each sees only one noise
+    for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = 4e-3 * (1.0 - step / 150)
+            group["lr"] = 4e-3 * (1.0 - step / steps)
         optimizer.zero_grad()
         losses = policy.loss(data)
         losses["loss"].backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
-    assert losses["action"] < 0.06 and losses["gripper"] < 0.06 and losses["position_error"] < 0.03
+    assert losses["position_error"] < 0.03
+    if steps == 150:
+        assert losses["action"] < 0.06 and losses["gripper"] < 0.06
     policy.eval()
     valid = data["actions_mask"]
-    torch.testing.assert_close(policy.act(data)[valid], data["actions"][valid], rtol=0, atol=0.04)
+    error = (policy.act(data) - data["actions"])[valid].abs()
+    if steps == 150:
+        assert error.max() < 0.04
+    else:  # a velocity field learned from single draws, integrated in a few steps: near everywhere, not exact
+        assert error.mean() < 0.05
 
 
 def test_mixed_precision_on_a_cpu_stays_finite_and_near(config):
     policy = make(config, colour_jitter=0.0, latent=0).train()
+    torch.manual_seed(1)  # flow draws times and noise
     full = policy.loss(batch(config))
+    torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = policy.loss(batch(config))
     mixed["loss"].backward()

@@ -21,6 +21,7 @@ STAGES = {  # where each command gets its work done
     "evaluate": "robotattn.evaluate",
     "profile": "robotattn.latency.profile",
     "report": "robotattn.report",
+    "experiments": "robotattn.experiments.suite",
 }
 
 

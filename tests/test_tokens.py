@@ -306,7 +306,7 @@ def test_statistics_survive_json_bit_for_bit_and_keep_their_hash():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda body: body.update(version=2), "version 2, this program reads 1"),
+        (lambda body: body.update(version=3), "version 3, this program reads 1 to 2"),
         (lambda body: body["moments"]["state"].update(mean=[0.0]), "do not match their hash"),
         (lambda body: body.pop("hash"), "expected exactly the fields"),
         (lambda body: body["moments"]["state"].pop("floor"), "statistics of 'state': expected exactly the fields"),

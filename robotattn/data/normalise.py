@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from robotattn.data.windows import POSITION, STATE, Windows
-from robotattn.tokens.normaliser import Moments, Statistics
+from robotattn.tokens.normaliser import Moments, Statistics, Steps
 
 FLOOR = 0.01  # (m, rad): what moves less than a centimetre or half a degree is not blown up to full scale
+STEP_FLOOR = 0.001  # the same for one step of a chunk: the first action alone moves by millimetres
+PERCENTILES = (1.0, 99.0)  # of a step's range: a few far-out values would make all bins coarse
 BLOCK = 4096  # windows at a time
 
 STATE_NAMES = (*(f"joint {i}" for i in range(7)), "finger width", "tool x", "tool y", "tool z", "sin yaw", "cos yaw")
@@ -38,7 +40,27 @@ def statistics(windows: Windows, floor: float = FLOOR, warn: Callable[[str], Non
     }
     if found := [f"{key}: {', '.join(m.under_floor())}" for key, m in moments.items() if m.under_floor()]:
         warn(f"{windows.folder}: hardly ever moves, so its scale is the floor {floor:g}: {'; '.join(found)}")
-    return Statistics(moments)
+    return Statistics(moments, _steps(windows))
+
+
+def _steps(windows: Windows) -> Steps:
+    """Describe each step of the chunk apart, as the offset from the arm at the chunk's start."""
+    names = ACTION_NAMES[windows.action_mode]
+    offsets, mask = _offsets(windows)
+    inside = [offsets[mask[:, step], step].astype(np.float64) for step in range(windows.chunk)]
+    inside = [values if len(values) else np.zeros((1, len(names))) for values in inside]  # longer than any episode
+    moments = tuple(_moments(f"action {step}", names, [values], STEP_FLOOR) for step, values in enumerate(inside))
+    ends = [np.percentile(values, PERCENTILES, axis=0) for values in inside]
+    low = tuple(tuple(bottom.tolist()) for bottom, _ in ends)
+    return Steps(moments, low, tuple(tuple(np.maximum(top, bottom + STEP_FLOOR).tolist()) for bottom, top in ends))
+
+
+def _offsets(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+    """Return all targets as offsets ``[n, H, A]`` (the gripper as it is), and which lie inside the episodes."""
+    actions, mask = windows.actions(np.arange(len(windows)))
+    if windows.action_mode == "joint":
+        actions[..., :-1] -= windows.frames[STATE][:, None, : actions.shape[-1] - 1]
+    return actions, mask
 
 
 def _actions(windows: Windows) -> Iterator[np.ndarray]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-VERSION = 1
+VERSION = 2  # 1 knew no `steps`; statistics without them are still written as 1
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,53 @@ class Moments:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """What the actions of each step of a chunk are like, as offsets from the arm at the chunk's start.
+
+    step k: moments of the action k periods ahead. low, high: its 1st and 99th percentile, one a dimension.
+    """
+
+    moments: tuple[Moments, ...]
+    low: tuple[tuple[float, ...], ...]
+    high: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.moments) == len(self.low) == len(self.high) or not self.moments:
+            raise ValueError(
+                f"steps need as many moments as ranges, got {len(self.moments)}, {len(self.low)}, {len(self.high)}"
+            )
+        for step, (moments, low, high) in enumerate(zip(self.moments, self.low, self.high, strict=True)):
+            if not len(moments.names) == len(low) == len(high):
+                raise ValueError(f"step {step}: {len(moments.names)} dimensions, {len(low)} and {len(high)} ends")
+            for name, a, b in zip(moments.names, low, high, strict=True):
+                if not (math.isfinite(a) and math.isfinite(b) and a < b):
+                    raise ValueError(f"step {step}: {name}: the range must be finite and not empty, got {a} to {b}")
+
+
+@dataclass(frozen=True)
 class Statistics:
-    """Moments of a dataset by key: ``state`` [13], ``action`` [A] and ``position`` [4] (x, y, z, yaw)."""
+    """Moments of a dataset by key: ``state`` [13], ``action`` [A] and ``position`` [4] (x, y, z, yaw).
+
+    steps: the actions by their place in the chunk, for policies that need it; None where nobody measured it.
+    """
 
     moments: Mapping[str, Moments]
+    steps: Steps | None = None
 
     @property
     def hash(self) -> str:
         """Return the sha256 of the content, the same for equal numbers wherever they are stored."""
-        return hashlib.sha256(_canonical(self.moments).encode()).hexdigest()
+        content = _canonical(self.moments)
+        if self.steps is not None:
+            content += json.dumps(asdict(self.steps), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def to_json(self) -> str:
-        """Write version, hash and moments as JSON text; floats keep all their digits."""
-        body = {"version": VERSION, "hash": self.hash, "moments": {k: asdict(m) for k, m in self.moments.items()}}
+        """Write version, hash, moments and steps as JSON text; floats keep all their digits."""
+        body: dict[str, object] = {"version": 1 if self.steps is None else VERSION, "hash": self.hash}
+        body["moments"] = {key: asdict(moments) for key, moments in self.moments.items()}
+        if self.steps is not None:
+            body["steps"] = asdict(self.steps)
         return json.dumps(body, indent=1)
 
     @classmethod
@@ -73,10 +107,12 @@ class Statistics:
             body = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"statistics are not JSON: {error}") from None
-        _expect(body, {"version", "hash", "moments"}, "statistics")
-        if body["version"] != VERSION:
-            raise ValueError(f"statistics have version {body['version']!r}, this program reads {VERSION}")
-        statistics = cls({key: _moments(key, entry) for key, entry in body["moments"].items()})
+        version = body.get("version") if isinstance(body, dict) else None
+        _expect(body, {"version", "hash", "moments", *(["steps"] if version == VERSION else [])}, "statistics")
+        if version not in (1, VERSION):
+            raise ValueError(f"statistics have version {version!r}, this program reads 1 to {VERSION}")
+        moments = {key: _moments(key, entry) for key, entry in body["moments"].items()}
+        statistics = cls(moments, _steps(body["steps"]) if version == VERSION else None)
         if statistics.hash != body["hash"]:
             raise ValueError(f"statistics do not match their hash {body['hash']!r}: the file was changed")
         return statistics
@@ -96,6 +132,13 @@ def _moments(key: str, entry: object) -> Moments:
     _expect(entry, {"names", "mean", "scale", "floor"}, f"statistics of {key!r}")
     assert isinstance(entry, dict)
     return Moments(tuple(entry["names"]), tuple(entry["mean"]), tuple(entry["scale"]), entry["floor"])
+
+
+def _steps(entry: object) -> Steps:
+    _expect(entry, {"moments", "low", "high"}, "statistics of the steps")
+    assert isinstance(entry, dict)
+    moments = tuple(_moments(f"step {step}", part) for step, part in enumerate(entry["moments"]))
+    return Steps(moments, tuple(map(tuple, entry["low"])), tuple(map(tuple, entry["high"])))
 
 
 class Normaliser(nn.Module):

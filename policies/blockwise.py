@@ -1,0 +1,269 @@
+"""Block-masked policy: scene | proprioception | target | actions, where nothing ever reads a later block.
+
+After pi0 (Black et al. 2024): the prefix has its own weights, and the actions, a second and equally deep net, read the
+prefix's keys and values of the same depth. So the prefix is encoded once per observation, whatever the actions are.
+Two heads. ``flow``: the actions are one block, denoised together in K steps of an integration from noise to a chunk.
+``autoregressive``: each action is a block of its own, 256 bins a dimension, and reads the prefix and earlier actions.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from robotattn.attention import FeedForward, Scratch, Transformer, TransformerConfig, sinusoidal
+from robotattn.attention.masks import Mask
+from robotattn.policies.base import Batch, Memory, Policy, masked_mean
+from robotattn.policies.bin_head import BinHead, cross_entropy, forced_and_free
+from robotattn.policies.blocks import causal, check_order, joined, recall, remember
+from robotattn.policies.chunk_units import ChunkUnits
+from robotattn.policies.prefix import Prefix, at_least, check_sight
+from robotattn.policies.sampling import GREEDY, Sampling, choose
+from robotattn.tokens.actions import ActionBins
+from robotattn.tokens.normaliser import Statistics
+from robotattn.tokens.sequence import Tokens
+from robotattn.types import ACTION_SIZE
+
+TIME_SCALE = 1000.0  # time runs from 0 to 1, the sines of its encoding from 1 to 10,000
+EARLY = 2.0 / 3.0  # exponent of the noise level: more samples with much noise, a Beta(1.5, 1)
+
+
+@dataclass(frozen=True)
+class BlockwiseConfig:
+    """What makes a block-masked policy. A policy needs cameras or object tokens, or both."""
+
+    action_mode: Literal["tool", "joint"] = "tool"
+    """Offsets of the tool (dx, dy, dz, dyaw, gripper) or seven joint targets and the gripper."""
+    cameras: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Camera name: height and width in pixels, in a fixed order."""
+    objects: bool = False
+    """Read object tokens (poses and colours) from the simulator."""
+    vocabulary: int = 512
+    """Number of token ids of the instruction."""
+    head: Literal["flow", "autoregressive"] = "flow"
+    """Denoise all actions together, or choose one after the other."""
+    chunk: int = 8
+    """Actions in a chunk (horizon H)."""
+    width: int = 128
+    """Size of a token."""
+    heads: int = 4
+    """Attention heads; divide the width."""
+    feedforward: int = 256
+    """Hidden size of the feed-forward layers."""
+    layers: int = 3
+    """Layers of the prefix, and of the actions."""
+    steps: int = 10
+    """Flow: integration steps K."""
+    method: Literal["euler", "midpoint"] = "euler"
+    """Flow: one evaluation a step, or two and second order."""
+    stem: Literal["conv", "patch"] = "conv"
+    """Image stem: convolutions with a stride-4 map, or the ViT's plain patches."""
+    patch: int = 16
+    """Patch size in pixels; the convolutional stem has 16."""
+    stem_channels: int = 48
+    """Channels of the convolutional stem's map."""
+    text_width: int = 64
+    """Size of a token inside the instruction encoder."""
+    action_weight: float = 1.0
+    """Weight of the actions' loss (flow: squared error; autoregressive: cross-entropy, where 0.2 is better)."""
+    pose_weight: float = 1.0
+    """Weight of the target-pose auxiliary."""
+    attention_weight: float = 0.2
+    """Weight of the supervision of grounding's attention."""
+    colour_jitter: float = 0.1
+    """Strength of the random brightness, contrast and colour balance of training images."""
+
+    def __post_init__(self) -> None:
+        check_sight(self)
+        at_least(self, 1, "chunk", "feedforward", "layers", "steps")
+        at_least(self, 0, "action_weight", "pose_weight", "attention_weight")
+
+    def build(self) -> "Blockwise":
+        """Return a freshly initialised policy."""
+        return Blockwise(self)
+
+
+class Blockwise(Policy):
+    """Prefix and actions, each with weights of its own, joined by the prefix's keys and values at every depth."""
+
+    def __init__(self, config: BlockwiseConfig) -> None:
+        super().__init__(config.action_mode)
+        self.config = config
+        self.prefix = Prefix.of(config, self.normaliser)
+        self.units = ChunkUnits(config.chunk, config.action_mode)
+        size = TransformerConfig(config.layers, config.width, config.heads, config.feedforward)
+        self.encoder, self.expert = Transformer(size), Transformer(size)
+        self.places = nn.Parameter(torch.randn(config.chunk, config.width))
+        self.flow = FlowHead(ACTION_SIZE[config.action_mode], config.width) if config.head == "flow" else None
+        self.bins = ActionBins(config.chunk, ACTION_SIZE[config.action_mode])
+        self.choice = None if self.flow else BinHead(self.bins.size, self.bins.bins, config.width)
+        self.start = None if self.flow else nn.Parameter(torch.randn(config.width))
+
+    def set_statistics(self, statistics: Statistics) -> None:
+        """Take over a dataset's statistics; raises ValueError if they do not fit."""
+        super().set_statistics(statistics)
+        self.units.set_statistics(statistics)
+        self.bins.set_ranges(*self.units.ranges())
+
+    def tokenize(self, batch: Batch) -> Tokens:
+        """Turn observations into tokens."""
+        return self.prefix(batch).tokens
+
+    def prefill(self, tokens: Tokens) -> Memory:
+        """Encode the prefix and keep its keys and values at every depth; nothing after it will change them."""
+        check_order(tokens)
+        seen, kv = self.encoder.prefix(tokens.values, joined(tokens.values.shape[1], 0), valid=tokens.mask)
+        return remember(kv, tokens, tokens.group("target")[:, 0] + seen[:, -1])
+
+    def decode(self, memory: Memory, generator: torch.Generator | None = None, sampling: Sampling = GREEDY) -> Tensor:
+        """Return actions ``[B, H, A]`` in physical units, the gripper 0 or 1.
+
+        generator: for what is drawn. Flow starts from noise drawn with it, and without one from zero: deterministic,
+        but it gives up on demonstrations with several modes. The autoregressive head draws as `sampling` says.
+        """
+        if self.flow is not None:
+            offsets = self.units.restore(self.denoise(memory, generator))
+        else:
+            offsets = self.bins.decode(self.choose(memory, sampling, generator))
+        return self.units.actions(offsets, memory.state)
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the weighted sum and its parts; in the batch, ``labels`` feed the auxiliary losses."""
+        config, labels, mask = self.config, batch["labels"], batch["actions_mask"]
+        seen = self.prefix(batch, labels)
+        memory = self.prefill(seen.tokens)
+        offsets = self.units.offsets(batch["actions"].masked_fill(~mask[..., None], 0.0), batch["state"])
+        errors, more = self._flow_errors(memory, offsets) if self.flow else self._bin_errors(memory, offsets, mask)
+        parts = {
+            "action": masked_mean(errors[..., :-1], mask),
+            "gripper": masked_mean(errors[..., -1], mask),
+            **self.prefix.losses(seen, labels),
+        }
+        loss = (
+            config.action_weight * masked_mean(errors, mask)
+            + config.pose_weight * parts["pose"]
+            + config.attention_weight * parts["attention"]
+        )
+        return {"loss": loss, **{name: part.detach() for name, part in (parts | more).items()}}
+
+    @torch.no_grad()
+    def attention_map(self, batch: Batch) -> dict[str, Tensor]:
+        """Return where grounding looks: camera → ``[B, rows, columns]``, each map summing to 1."""
+        return self.prefix.maps(batch)
+
+    # ------------------------------------------------------------------------------------------ flow matching
+
+    def velocity(self, memory: Memory, noisy: Tensor, time: Tensor, scratch: Scratch | None = None) -> Tensor:
+        """Return where noisy chunks ``[B, H, A]`` move at times ``[B]`` (0 = noise, 1 = chunk), per unit of time.
+
+        scratch: the prefix with room for the actions, if several calls read the same memory.
+        """
+        assert self.flow is not None
+        x = self.flow.embed(noisy, time) + self._inputs(memory)
+        return self.flow.out(
+            self.expert(x, self.mask(memory.mask.shape[1]), cache=recall(memory) if scratch is None else scratch)
+        )
+
+    def denoise(self, memory: Memory, generator: torch.Generator | None = None) -> Tensor:
+        """Integrate from noise, or without a generator from zero, to standardised chunks ``[B, H, A]``."""
+        x = memory.state.new_zeros(len(memory.state), *self.units.shape)
+        if generator is not None:
+            x = torch.randn(x.shape, generator=generator, device=generator.device).to(x)
+        scratch, steps = recall(memory).scratch(self.config.chunk), self.config.steps
+        for step in range(steps):
+            x = x + self._slope(memory, x, step / steps, 1 / steps, scratch) / steps
+        return x
+
+    def _slope(self, memory: Memory, x: Tensor, time: float, step: float, scratch: Scratch) -> Tensor:
+        """Return the velocity that carries x over one step: that of its start, or of its middle."""
+        slope = self.velocity(memory, x, x.new_full((len(x),), time), scratch)
+        if self.config.method == "euler":
+            return slope
+        return self.velocity(memory, x + slope * (step / 2), x.new_full((len(x),), time + step / 2), scratch)
+
+    def _flow_errors(self, memory: Memory, offsets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return squared errors ``[B, H, A]`` of the velocity at a random time between noise and the chunk."""
+        chunk = self.units.standardise(offsets)
+        noise = torch.randn_like(chunk)
+        time = 1.0 - torch.rand(len(chunk), device=chunk.device) ** EARLY
+        noisy = torch.lerp(noise, chunk, time[:, None, None])
+        return (self.velocity(memory, noisy, time).float() - (chunk - noise)).square(), {}
+
+    # ------------------------------------------------------------------------------------------ one after the other
+
+    def scores(self, memory: Memory, ids: Tensor) -> Tensor:
+        """Return the scores of all bins ``[B, H, A, bins]`` given the true earlier actions (teacher forcing).
+
+        ids: bins of the whole chunk ``[B, H, A]``; the last action is not read by anything.
+        """
+        assert self.choice is not None
+        out = self.expert(self.action_tokens(memory, ids), self.mask(memory.mask.shape[1]), cache=recall(memory))
+        return self.choice.scores(out[:, :, None].expand(ids.shape + out.shape[-1:]))
+
+    def action_tokens(self, memory: Memory, ids: Tensor) -> Tensor:
+        """Return what the actions' net reads ``[B, H, D]`` for bins ``[B, H, A]``: shifted right by one action."""
+        assert self.start is not None
+        start = self.start.expand(len(ids), 1, -1)
+        return torch.cat([start, self._embed(ids[:, :-1])], dim=1) + self._inputs(memory)
+
+    def choose(self, memory: Memory, sampling: Sampling = GREEDY, generator: torch.Generator | None = None) -> Tensor:
+        """Return bins ``[B, H, A]``, each action chosen after, and given, the ones before it."""
+        assert self.choice is not None and self.start is not None
+        cache, inputs, mask = (
+            recall(memory).grow(self.config.chunk),
+            self._inputs(memory),
+            self.mask(memory.mask.shape[1]),
+        )
+        x, chosen = self.start.expand(len(memory.state), 1, -1), []
+        for step in range(self.config.chunk):
+            out = self.expert(x + inputs[:, step : step + 1], mask, cache=cache)
+            scores = self.choice.scores(out[:, :, None].expand(-1, -1, self.bins.size, -1))
+            chosen.append(choose(scores, sampling, generator))
+            x = self._embed(chosen[-1])
+        return torch.cat(chosen, dim=1)
+
+    @torch.no_grad()
+    def accuracy(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the share of right bins ``[H, A]``, given the true earlier actions and given its own."""
+        return forced_and_free(
+            self.bins, self.units, self.prefill(self.tokenize(batch)), batch, self.scores, self.choose
+        )
+
+    def _bin_errors(self, memory: Memory, offsets: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        ids, clipped = self.bins.encode(offsets)
+        logits = self.scores(memory, ids)
+        right = masked_mean((logits.argmax(dim=-1) == ids).float(), mask)
+        return cross_entropy(logits, ids), {"accuracy": right, "clipped": masked_mean(clipped.float(), mask)}
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """Return one token an action ``[B, n, D]``: the sum over its dimensions."""
+        assert self.choice is not None
+        return self.choice.embed(ids, torch.arange(ids.shape[-1], device=ids.device)).sum(dim=-2)
+
+    # ------------------------------------------------------------------------------------------ both
+
+    def _inputs(self, memory: Memory) -> Tensor:
+        """Return what every action token starts with ``[B, H, D]``: its place, and what the prefix found."""
+        assert memory.condition is not None
+        return self.places + memory.condition[:, None]
+
+    def mask(self, prefix: int) -> Mask:
+        """Return who reads whom behind a prefix of so many tokens: flow's actions all actions, others earlier ones."""
+        return (joined if self.flow else causal)(prefix, self.config.chunk)
+
+
+class FlowHead(nn.Module):
+    """Noisy actions and time → tokens, tokens → velocity."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.action = nn.Linear(size, width)
+        self.join = FeedForward(2 * width, 2 * width, width)
+        self.out = nn.Linear(width, size)
+
+    def embed(self, noisy: Tensor, time: Tensor) -> Tensor:
+        """Return tokens ``[B, H, D]`` of chunks ``[B, H, A]`` at times ``[B]``."""
+        action = self.action(noisy)
+        clock = sinusoidal(time * TIME_SCALE, action.shape[-1]).to(action.dtype)
+        return self.join(torch.cat([action, clock[:, None].expand_as(action)], dim=-1))
