@@ -17,7 +17,7 @@ from robotattn.experiments.result import Progress, Result, Row, median, row, spr
 
 WIDTH, HEADS = 8, 2  # of the random layer
 LINE, LINE_WIDTH = 64, 32  # positions and width of the sinusoidal table
-SHIFTS = (1, 7, 64, 1000, 4096)
+SHIFTS = (1, 7, 64, 256, 1000)
 SEEDS = range(20)
 # A reach (m): from above the table down to a cube and up again, six way-points.
 REACH = (
