@@ -259,6 +259,16 @@ def test_the_block_mask_is_the_one_of_the_text():
     assert torch.equal(picture, wanted.to(picture.dtype))
 
 
+def test_the_random_models_do_not_depend_on_global_random_numbers():
+    torch.manual_seed(1)
+    first = e6.make_model().stack.state_dict(), e4.random_layer("shaw", 0).state_dict(), e5.trace(e5.PRE, 0)
+    torch.manual_seed(2)
+    again = e6.make_model().stack.state_dict(), e4.random_layer("shaw", 0).state_dict(), e5.trace(e5.PRE, 0)
+    assert first[2] == again[2]
+    for one, other in zip(first[:2], again[:2], strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_a_cache_is_right_for_causal_and_block_and_wrong_for_bidirectional():
     model, seen = e6.make_model(1), e6.observations(4, seed=1)
     for name, mask in e6.MASKS.items():

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from robotattn.attention import Transformer, TransformerConfig, masks
-from robotattn.experiments.drawing import BLUE, GREEN, GREY, RED, legend, matrix, panels
+from robotattn.experiments.drawing import BLUE, GREEN, RED, legend, matrix, panels
 from robotattn.experiments.result import Progress, Result, Row, exact, row
 
 OBSERVATION, ACTIONS = 6, 8
@@ -54,8 +54,10 @@ def make_model(seed: int = 0) -> Model:
     config = TransformerConfig(LAYERS, WIDTH, HEADS, 2 * WIDTH, position="rotary")
     stack, generator = Transformer(config).double().eval(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for values in stack.parameters():
-            if values.dim() == 2:
+        for name, values in stack.named_parameters():
+            if name.endswith("bias"):
+                values.zero_()
+            elif values.dim() == 2:
                 drawn = torch.randn(values.shape, generator=generator, dtype=torch.float64)
                 values.copy_(drawn * values.shape[1] ** -0.5)
     table, head = torch.randn(2, BINS, WIDTH, generator=generator, dtype=torch.float64)
@@ -228,7 +230,9 @@ def _draw(full: dict[str, Run], fast: dict[str, Run], errors: dict[str, list[flo
 
 def _draw_mask(axes: Axes, name: str, mask: masks.Mask) -> None:
     matrix(axes, mask.picture(TOTAL, TOTAL).numpy(), 0, 1.6)
-    axes.add_patch(Rectangle((-0.5, -0.5), OBSERVATION, OBSERVATION, fill=False, edgecolor=GREY, linewidth=1.2))
+    axes.add_patch(
+        Rectangle((-0.5, -0.5), OBSERVATION, OBSERVATION, fill=False, edgecolor="black", linewidth=1.2, zorder=3)
+    )
     axes.set(title=name, xticks=[])
     for edge in range(1, TOTAL):
         axes.axhline(edge - 0.5, color="white", linewidth=0.6)
