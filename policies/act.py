@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robotattn.attention import Decoder, Encoder, sinusoidal
+from robotattn.attention.masks import Blocks, Mask
 from robotattn.policies.base import Batch, Memory, Policy, action_errors, masked_mean
-from robotattn.policies.prefix import Prefix, at_least, check_sight
+from robotattn.policies.fields import auxiliary_weights, check_fields, total
+from robotattn.policies.prefix import Prefix
 from robotattn.tokens.sequence import TokenGroup, Tokens, concatenate
 from robotattn.types import ACTION_SIZE, STATE, STATE_SIZE
 
@@ -29,6 +31,8 @@ class ACTConfig:
     """Camera name: height and width in pixels, in a fixed order."""
     objects: bool = False
     """Read object tokens (poses and colours) from the simulator."""
+    frames: int = 1
+    """Looks at the scene: now, and one at each of the control ticks before. From 2 on, motion is seen."""
     vocabulary: int = 512
     """Number of token ids of the instruction."""
     chunk: int = 8
@@ -37,6 +41,8 @@ class ACTConfig:
     """Size of a token."""
     heads: int = 4
     """Attention heads; divide the width."""
+    kv_heads: int | None = None
+    """Key and value heads of the decoder: null = as many as heads; fewer, which divide them, share."""
     feedforward: int = 256
     """Hidden size of the feed-forward layers."""
     encoder_layers: int = 1
@@ -73,9 +79,9 @@ class ACTConfig:
     """Strength of the random brightness, contrast and colour balance of training images."""
 
     def __post_init__(self) -> None:
-        check_sight(self)
-        at_least(self, 1, "chunk", "feedforward", "decoder_layers")
-        at_least(self, 0, "encoder_layers", "latent", "kl_weight", "gripper_weight", "pose_weight", "attention_weight")
+        check_fields(
+            self, sizes=("decoder_layers",), weights=("encoder_layers", "latent", "kl_weight", "gripper_weight")
+        )
         if not 0.0 <= self.dropout <= 1.0:
             raise ValueError(f"dropout: {self.dropout} is not in [0, 1.0]")
 
@@ -90,23 +96,10 @@ class ACT(Policy):
     def __init__(self, config: ACTConfig) -> None:
         super().__init__(config.action_mode)
         self.config = config
-        self.prefix = Prefix(
-            self.normaliser,
-            config.cameras,
-            config.objects,
-            config.vocabulary,
-            config.width,
-            config.text_width,
-            config.grounding,
-            config.pose_weight > 0,
-            config.stem,
-            config.patch,
-            config.stem_channels,
-            config.colour_jitter,
-        )
+        self.prefix = Prefix(config, self.normaliser, config.grounding, config.pose_weight > 0)
         layer = (config.width, config.heads, config.feedforward, config.dropout)
         self.encoder = Encoder(config.encoder_layers, *layer)
-        self.decoder = Decoder(config.decoder_layers, *layer)
+        self.decoder = Decoder(config.decoder_layers, *layer, kv_heads=config.kv_heads)
         # of size 1, not 0.02: steps of a chunk that start out alike take hundreds of updates to come apart
         self.queries = nn.Parameter(torch.randn(config.chunk, config.width))
         self.head = nn.Linear(config.width, ACTION_SIZE[config.action_mode])
@@ -149,15 +142,29 @@ class ACT(Policy):
         }
         if divergence is not None:
             parts["kl"] = divergence
-        weights = {"action": 1.0, "gripper": config.gripper_weight, "pose": config.pose_weight, "kl": config.kl_weight}
-        weights["attention"] = config.attention_weight if config.attention_labels else 0.0
-        loss = torch.stack([weight * parts[name] for name, weight in weights.items() if name in parts]).sum()
-        return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
+        weights = {"gripper": config.gripper_weight, **auxiliary_weights(config), "kl": config.kl_weight}
+        if not config.attention_labels:
+            del weights["attention"]
+        return total(parts["action"], parts, weights)
 
     @torch.no_grad()
     def attention_map(self, batch: Batch) -> dict[str, Tensor]:
         """Return where grounding looks: camera → ``[B, rows, columns]``, each map summing to 1; empty without it."""
         return self.prefix.maps(batch)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Number of action queries."""
+        return len(self.queries)
+
+    def mask(self, prefix: int) -> Mask:
+        """Return who may depend on whom: tokens on tokens, queries on tokens and queries."""
+        return Blocks((prefix, self.chunk_tokens))
+
+    def sequence(self, tokens: Tokens, actions: Tensor) -> Tensor:
+        """Return what becomes of the encoded tokens and of action queries that read them."""
+        encoded = self.encoder(tokens.values, tokens.mask)
+        return torch.cat([encoded, self.decoder(actions, self.decoder.keys_values(encoded), tokens.mask)], dim=1)
 
     def _predict(self, memory: Memory) -> tuple[Tensor, Tensor]:
         """Return the motion ``[B, H, A - 1]``, normalised, and the logit of an open gripper ``[B, H]``."""

@@ -12,18 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from robotattn.attention import Transformer, TransformerConfig
+from robotattn.attention import Transformer
 from robotattn.attention.masks import Mask
-from robotattn.policies.base import Batch, Memory, Policy, masked_mean
-from robotattn.policies.bin_head import BinHead, cross_entropy, forced_and_free
-from robotattn.policies.blocks import causal, check_order, joined, recall, remember
-from robotattn.policies.chunk_units import ChunkUnits
-from robotattn.policies.prefix import Prefix, at_least, check_sight
+from robotattn.policies.base import Memory
+from robotattn.policies.bin_head import BinHead
+from robotattn.policies.blocks import BlockPolicy, causal, net, recall, remember
+from robotattn.policies.fields import check_fields
 from robotattn.policies.sampling import GREEDY, Sampling, choose
-from robotattn.tokens.actions import ActionBins
-from robotattn.tokens.normaliser import Statistics
 from robotattn.tokens.sequence import Tokens
-from robotattn.types import ACTION_SIZE
 
 
 @dataclass(frozen=True)
@@ -36,6 +32,8 @@ class AutoregressiveConfig:
     """Camera name: height and width in pixels, in a fixed order."""
     objects: bool = False
     """Read object tokens (poses and colours) from the simulator."""
+    frames: int = 1
+    """Looks at the scene: now, and one at each of the control ticks before. From 2 on, motion is seen."""
     vocabulary: int = 512
     """Number of token ids of the instruction."""
     chunk: int = 4
@@ -44,6 +42,8 @@ class AutoregressiveConfig:
     """Size of a token."""
     heads: int = 4
     """Attention heads; divide the width."""
+    kv_heads: int | None = None
+    """Key and value heads: null = as many as heads; fewer, which divide them, share (1 = multi-query)."""
     feedforward: int = 256
     """Hidden size of the feed-forward layers."""
     layers: int = 3
@@ -68,44 +68,32 @@ class AutoregressiveConfig:
     """Strength of the random brightness, contrast and colour balance of training images."""
 
     def __post_init__(self) -> None:
-        check_sight(self)
-        at_least(self, 1, "chunk", "feedforward", "layers")
-        at_least(self, 0, "action_weight", "pose_weight", "attention_weight")
+        check_fields(self, sizes=("layers",), weights=("action_weight",))
 
     def build(self) -> "Autoregressive":
         """Return a freshly initialised policy."""
         return Autoregressive(self)
 
 
-class Autoregressive(Policy):
+class Autoregressive(BlockPolicy):
     """One decoder over prefix and action tokens."""
 
     def __init__(self, config: AutoregressiveConfig) -> None:
-        super().__init__(config.action_mode)
-        self.config = config
-        size = ACTION_SIZE[config.action_mode]
-        self.prefix = Prefix.of(config, self.normaliser)
-        self.units = ChunkUnits(config.chunk, config.action_mode)
-        self.bins = ActionBins(config.chunk, size)
-        self.decoder = Transformer(TransformerConfig(config.layers, config.width, config.heads, config.feedforward))
-        self.head = BinHead(size, self.bins.bins, config.width)
+        super().__init__(config)
+        self.config: AutoregressiveConfig = config
+        self.decoder = net(config)
+        self.head = BinHead(self.bins.size, self.bins.bins, config.width)
         self.start = nn.Parameter(torch.randn(config.width))
-        self.places = nn.Parameter(torch.randn(config.chunk * size, config.width))
+        self.places = nn.Parameter(torch.randn(config.chunk * self.bins.size, config.width))
 
-    def set_statistics(self, statistics: Statistics) -> None:
-        """Take over a dataset's statistics; raises ValueError if they do not fit."""
-        super().set_statistics(statistics)
-        self.units.set_statistics(statistics)
-        self.bins.set_ranges(*self.units.ranges())
-
-    def tokenize(self, batch: Batch) -> Tokens:
-        """Turn observations into tokens."""
-        return self.prefix(batch).tokens
+    @property
+    def nets(self) -> tuple[Transformer, Transformer]:
+        """The decoder, for the prefix and for the actions."""
+        return self.decoder, self.decoder
 
     def prefill(self, tokens: Tokens) -> Memory:
         """Run the prefix through the decoder and keep its keys and values; nothing after it will change them."""
-        check_order(tokens)
-        _, kv = self.decoder.prefix(tokens.values, joined(tokens.values.shape[1], 0), valid=tokens.mask)
+        _, kv = self.encode(tokens)
         return remember(kv, tokens, tokens.group("target")[:, 0])
 
     def decode(
@@ -125,38 +113,13 @@ class Autoregressive(Policy):
         full[:, : offsets.shape[1]] = offsets
         return self.units.actions(full, memory.state)[:, : offsets.shape[1]]
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the weighted sum and its parts; in the batch, ``labels`` feed the auxiliary losses."""
-        config, labels, mask = self.config, batch["labels"], batch["actions_mask"]
-        seen = self.prefix(batch, labels)
-        offsets = self.units.offsets(batch["actions"].masked_fill(~mask[..., None], 0.0), batch["state"])
-        ids, clipped = self.bins.encode(offsets)
-        logits = self.scores(self.prefill(seen.tokens), ids)
-        errors = cross_entropy(logits, ids)
-        parts = {
-            "action": masked_mean(errors[..., :-1], mask),
-            "gripper": masked_mean(errors[..., -1], mask),
-            **self.prefix.losses(seen, labels),
-            "accuracy": masked_mean((logits.argmax(dim=-1) == ids).float(), mask),
-            "clipped": masked_mean(clipped.float(), mask),
-        }
-        loss = (
-            config.action_weight * masked_mean(errors, mask)
-            + config.pose_weight * parts["pose"]
-            + config.attention_weight * parts["attention"]
-        )
-        return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
+    def errors(self, memory: Memory, offsets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the cross-entropy of each token, and which were scored best and which clipped."""
+        return self.bin_errors(memory, offsets)
 
-    @torch.no_grad()
-    def attention_map(self, batch: Batch) -> dict[str, Tensor]:
-        """Return where grounding looks: camera → ``[B, rows, columns]``, each map summing to 1."""
-        return self.prefix.maps(batch)
-
-    @torch.no_grad()
-    def accuracy(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the share of right bins ``[H, A]``, given the true earlier tokens and given its own."""
-        memory = self.prefill(self.tokenize(batch))
-        return forced_and_free(self.bins, self.units, memory, batch, self.scores, lambda m: self.choose(m)[0])
+    def greedy(self, memory: Memory) -> Tensor:
+        """Return bins ``[B, H, A]``, each the best given the ones chosen before it."""
+        return self.choose(memory)[0]
 
     def scores(self, memory: Memory, ids: Tensor) -> Tensor:
         """Return the scores of all bins ``[B, H, A, bins]`` given the true earlier tokens (teacher forcing).
@@ -203,11 +166,6 @@ class Autoregressive(Policy):
         if self.config.expected:
             return ids, torch.stack(values, dim=1).unflatten(1, (count, size))
         return ids, self.bins.decode(ids)
-
-    def _inputs(self, memory: Memory) -> Tensor:
-        """Return what every action token starts with ``[B, H A, D]``: its place, and the target token."""
-        assert memory.condition is not None
-        return self.places + memory.condition[:, None]
 
     def mask(self, prefix: int) -> Mask:
         """Return who reads whom behind a prefix of so many tokens: an action token, it and all earlier tokens."""

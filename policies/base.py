@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from robotattn.attention.layers import KeysValues
+from robotattn.attention.masks import Mask
 from robotattn.tokens.normaliser import Normaliser, Statistics
 from robotattn.tokens.sequence import Tokens
 from robotattn.types import ACTION_SIZE, STATE_SIZE, ActionMode
@@ -20,7 +21,7 @@ Batch = Mapping[str, Any]
 class Memory:
     """What the prefix leaves behind, one per observation and never changed: decoding may be repeated from it.
 
-    context: keys and values of each decoder layer, ``[B, heads, N, d]``. mask: ``[B, N]``, True = real.
+    context: keys and values of each decoder layer, ``[B, kv_heads, N, d]``. mask: ``[B, N]``, True = real.
     condition: ``[B, D]``, added to every action query (None: nothing is). state: raw proprioception ``[B, 13]``.
     """
 
@@ -58,6 +59,22 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``loss``, to be minimised, and its parts and errors, detached, for the log."""
+
+    @property
+    @abstractmethod
+    def chunk_tokens(self) -> int:
+        """Number of tokens that a chunk is decoded from."""
+
+    @abstractmethod
+    def mask(self, prefix: int) -> Mask:
+        """Return who may depend on whom, over all layers: `prefix` tokens of an observation, then the chunk's."""
+
+    @abstractmethod
+    def sequence(self, tokens: Tokens, actions: Tensor) -> Tensor:
+        """Return what becomes of all tokens ``[B, N + M, D]``: an observation's, and M of a chunk ``[B, M, D]``.
+
+        This is the pass of `prefill` and `decode`, caches included, from given vectors: what an audit perturbs.
+        """
 
     @torch.no_grad()
     def act(self, batch: Batch) -> Tensor:

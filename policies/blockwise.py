@@ -12,18 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from robotattn.attention import FeedForward, Scratch, Transformer, TransformerConfig, sinusoidal
+from robotattn.attention import FeedForward, Scratch, Transformer, sinusoidal
 from robotattn.attention.masks import Mask
-from robotattn.policies.base import Batch, Memory, Policy, masked_mean
-from robotattn.policies.bin_head import BinHead, cross_entropy, forced_and_free
-from robotattn.policies.blocks import causal, check_order, joined, recall, remember
-from robotattn.policies.chunk_units import ChunkUnits
-from robotattn.policies.prefix import Prefix, at_least, check_sight
+from robotattn.policies.base import Memory
+from robotattn.policies.bin_head import BinHead
+from robotattn.policies.blocks import BlockPolicy, causal, joined, net, recall, remember
+from robotattn.policies.fields import check_fields
 from robotattn.policies.sampling import GREEDY, Sampling, choose
-from robotattn.tokens.actions import ActionBins
-from robotattn.tokens.normaliser import Statistics
 from robotattn.tokens.sequence import Tokens
-from robotattn.types import ACTION_SIZE
 
 TIME_SCALE = 1000.0  # time runs from 0 to 1, the sines of its encoding from 1 to 10,000
 EARLY = 2.0 / 3.0  # exponent of the noise level: more samples with much noise, a Beta(1.5, 1)
@@ -39,6 +35,8 @@ class BlockwiseConfig:
     """Camera name: height and width in pixels, in a fixed order."""
     objects: bool = False
     """Read object tokens (poses and colours) from the simulator."""
+    frames: int = 1
+    """Looks at the scene: now, and one at each of the control ticks before. From 2 on, motion is seen."""
     vocabulary: int = 512
     """Number of token ids of the instruction."""
     head: Literal["flow", "autoregressive"] = "flow"
@@ -49,6 +47,8 @@ class BlockwiseConfig:
     """Size of a token."""
     heads: int = 4
     """Attention heads; divide the width."""
+    kv_heads: int | None = None
+    """Key and value heads: null = as many as heads; fewer, which divide them, share (1 = multi-query)."""
     feedforward: int = 256
     """Hidden size of the feed-forward layers."""
     layers: int = 3
@@ -75,45 +75,33 @@ class BlockwiseConfig:
     """Strength of the random brightness, contrast and colour balance of training images."""
 
     def __post_init__(self) -> None:
-        check_sight(self)
-        at_least(self, 1, "chunk", "feedforward", "layers", "steps")
-        at_least(self, 0, "action_weight", "pose_weight", "attention_weight")
+        check_fields(self, sizes=("layers", "steps"), weights=("action_weight",))
 
     def build(self) -> "Blockwise":
         """Return a freshly initialised policy."""
         return Blockwise(self)
 
 
-class Blockwise(Policy):
+class Blockwise(BlockPolicy):
     """Prefix and actions, each with weights of its own, joined by the prefix's keys and values at every depth."""
 
     def __init__(self, config: BlockwiseConfig) -> None:
-        super().__init__(config.action_mode)
-        self.config = config
-        self.prefix = Prefix.of(config, self.normaliser)
-        self.units = ChunkUnits(config.chunk, config.action_mode)
-        size = TransformerConfig(config.layers, config.width, config.heads, config.feedforward)
-        self.encoder, self.expert = Transformer(size), Transformer(size)
+        super().__init__(config)
+        self.config: BlockwiseConfig = config
+        self.encoder, self.expert = net(config), net(config)
         self.places = nn.Parameter(torch.randn(config.chunk, config.width))
-        self.flow = FlowHead(ACTION_SIZE[config.action_mode], config.width) if config.head == "flow" else None
-        self.bins = ActionBins(config.chunk, ACTION_SIZE[config.action_mode])
+        self.flow = FlowHead(self.bins.size, config.width) if config.head == "flow" else None
         self.choice = None if self.flow else BinHead(self.bins.size, self.bins.bins, config.width)
         self.start = None if self.flow else nn.Parameter(torch.randn(config.width))
 
-    def set_statistics(self, statistics: Statistics) -> None:
-        """Take over a dataset's statistics; raises ValueError if they do not fit."""
-        super().set_statistics(statistics)
-        self.units.set_statistics(statistics)
-        self.bins.set_ranges(*self.units.ranges())
-
-    def tokenize(self, batch: Batch) -> Tokens:
-        """Turn observations into tokens."""
-        return self.prefix(batch).tokens
+    @property
+    def nets(self) -> tuple[Transformer, Transformer]:
+        """The encoder of the prefix, and the actions' own net."""
+        return self.encoder, self.expert
 
     def prefill(self, tokens: Tokens) -> Memory:
         """Encode the prefix and keep its keys and values at every depth; nothing after it will change them."""
-        check_order(tokens)
-        seen, kv = self.encoder.prefix(tokens.values, joined(tokens.values.shape[1], 0), valid=tokens.mask)
+        seen, kv = self.encode(tokens)
         return remember(kv, tokens, tokens.group("target")[:, 0] + seen[:, -1])
 
     def decode(self, memory: Memory, generator: torch.Generator | None = None, sampling: Sampling = GREEDY) -> Tensor:
@@ -128,29 +116,9 @@ class Blockwise(Policy):
             offsets = self.bins.decode(self.choose(memory, sampling, generator))
         return self.units.actions(offsets, memory.state)
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the weighted sum and its parts; in the batch, ``labels`` feed the auxiliary losses."""
-        config, labels, mask = self.config, batch["labels"], batch["actions_mask"]
-        seen = self.prefix(batch, labels)
-        memory = self.prefill(seen.tokens)
-        offsets = self.units.offsets(batch["actions"].masked_fill(~mask[..., None], 0.0), batch["state"])
-        errors, more = self._flow_errors(memory, offsets) if self.flow else self._bin_errors(memory, offsets, mask)
-        parts = {
-            "action": masked_mean(errors[..., :-1], mask),
-            "gripper": masked_mean(errors[..., -1], mask),
-            **self.prefix.losses(seen, labels),
-        }
-        loss = (
-            config.action_weight * masked_mean(errors, mask)
-            + config.pose_weight * parts["pose"]
-            + config.attention_weight * parts["attention"]
-        )
-        return {"loss": loss, **{name: part.detach() for name, part in (parts | more).items()}}
-
-    @torch.no_grad()
-    def attention_map(self, batch: Batch) -> dict[str, Tensor]:
-        """Return where grounding looks: camera → ``[B, rows, columns]``, each map summing to 1."""
-        return self.prefix.maps(batch)
+    def errors(self, memory: Memory, offsets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the error of each number: of the velocity squared, or the cross-entropy of its bin."""
+        return (self._flow_errors(memory, offsets), {}) if self.flow else self.bin_errors(memory, offsets)
 
     # ------------------------------------------------------------------------------------------ flow matching
 
@@ -182,13 +150,13 @@ class Blockwise(Policy):
             return slope
         return self.velocity(memory, x + slope * (step / 2), x.new_full((len(x),), time + step / 2), scratch)
 
-    def _flow_errors(self, memory: Memory, offsets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _flow_errors(self, memory: Memory, offsets: Tensor) -> Tensor:
         """Return squared errors ``[B, H, A]`` of the velocity at a random time between noise and the chunk."""
         chunk = self.units.standardise(offsets)
         noise = torch.randn_like(chunk)
         time = 1.0 - torch.rand(len(chunk), device=chunk.device) ** EARLY
         noisy = torch.lerp(noise, chunk, time[:, None, None])
-        return (self.velocity(memory, noisy, time).float() - (chunk - noise)).square(), {}
+        return (self.velocity(memory, noisy, time).float() - (chunk - noise)).square()
 
     # ------------------------------------------------------------------------------------------ one after the other
 
@@ -223,18 +191,9 @@ class Blockwise(Policy):
             x = self._embed(chosen[-1])
         return torch.cat(chosen, dim=1)
 
-    @torch.no_grad()
-    def accuracy(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the share of right bins ``[H, A]``, given the true earlier actions and given its own."""
-        return forced_and_free(
-            self.bins, self.units, self.prefill(self.tokenize(batch)), batch, self.scores, self.choose
-        )
-
-    def _bin_errors(self, memory: Memory, offsets: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        ids, clipped = self.bins.encode(offsets)
-        logits = self.scores(memory, ids)
-        right = masked_mean((logits.argmax(dim=-1) == ids).float(), mask)
-        return cross_entropy(logits, ids), {"accuracy": right, "clipped": masked_mean(clipped.float(), mask)}
+    def greedy(self, memory: Memory) -> Tensor:
+        """Return bins ``[B, H, A]``, each action the best given the ones chosen before it."""
+        return self.choose(memory)
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Return one token an action ``[B, n, D]``: the sum over its dimensions."""
@@ -242,11 +201,6 @@ class Blockwise(Policy):
         return self.choice.embed(ids, torch.arange(ids.shape[-1], device=ids.device)).sum(dim=-2)
 
     # ------------------------------------------------------------------------------------------ both
-
-    def _inputs(self, memory: Memory) -> Tensor:
-        """Return what every action token starts with ``[B, H, D]``: its place, and what the prefix found."""
-        assert memory.condition is not None
-        return self.places + memory.condition[:, None]
 
     def mask(self, prefix: int) -> Mask:
         """Return who reads whom behind a prefix of so many tokens: flow's actions all actions, others earlier ones."""

@@ -1,21 +1,24 @@
 """Observation → token sequence, shared by all policies, and the auxiliary losses that make pixels learnable.
 
-Groups in order: one a camera (its name), ``objects``, ``instruction``, ``proprioception``, ``target``. The target
-token fuses what the instruction refers to, where that is, and where the arm is. Found necessary with demonstrations
+Groups in order: one a camera (its name), ``objects``, then the same of older frames (``front@1``, one control tick
+before), ``instruction``, ``proprioception``, ``target``. The target token fuses what the instruction refers to, where
+that is, how it moved since each older frame, and where the arm is. Found necessary with demonstrations
 in the hundreds: the target's pose never sees proprioception; attention is supervised for *every* object in view, by
 instructions that name the others; and one token holds target and arm together.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from robotattn.attention import FeedForward
 from robotattn.policies.base import Batch, masked_mean
+from robotattn.policies.fields import OBJECTS, Fields
 from robotattn.tokens.grounding import POSE_SIZE, Candidates, Grounded, Grounding, cell_centres, pixel_loss
+from robotattn.tokens.history import LEAST_AGE, RATE_LIMIT, VELOCITY_SIZE, AgeStamp, Frames, Motion, rates
 from robotattn.tokens.images import ImageTokens, View
 from robotattn.tokens.instruction import InstructionEncoder, Sentence
 from robotattn.tokens.normaliser import Normaliser
@@ -24,134 +27,74 @@ from robotattn.tokens.sequence import TokenGroup, Tokens, concatenate
 from robotattn.types import COLOURS, STATE, STATE_SIZE
 
 STATE_LIMIT = 5.0  # normalised; further out than any demonstration, a state is held at the border
-OBJECTS = "objects"
 WAY_SIZE = 8
 NEAR = 0.02  # (m): about half a cube, the scale on which the fingers are lined up
 
 
-class Sight(Protocol):
-    """The fields of a policy's config that say what it sees and how that becomes tokens."""
-
-    @property
-    def cameras(self) -> dict[str, tuple[int, int]]: ...
-    @property
-    def objects(self) -> bool: ...
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def text_width(self) -> int: ...
-    @property
-    def stem(self) -> Literal["conv", "patch"]: ...
-    @property
-    def patch(self) -> int: ...
-    @property
-    def stem_channels(self) -> int: ...
-    @property
-    def colour_jitter(self) -> float: ...
-
-
-def at_least(config: object, least: float, *names: str) -> None:
-    """Raise ValueError for the first of the named fields that is below `least`, or NaN."""
-    for name in names:
-        if not getattr(config, name) >= least:
-            raise ValueError(f"{name}: {getattr(config, name)} is less than {least}")
-
-
-def check_sight(config: Sight) -> None:
-    """Raise ValueError, naming field and value, for sizes that do not fit together or an empty sight."""
-    at_least(config, 1, "vocabulary", "width", "heads", "patch", "stem_channels", "text_width")
-    if not config.cameras and not config.objects:
-        raise ValueError("cameras: empty, and objects is false: such a policy would see nothing")
-    if config.width % config.heads or config.width % 2:
-        raise ValueError(f"width: {config.width} is not an even multiple of heads ({config.heads})")
-    if config.text_width % 4:
-        raise ValueError(f"text_width: {config.text_width} is not a multiple of 4 (the text encoder has 4 heads)")
-    if not 0.0 <= config.colour_jitter <= 0.9:
-        raise ValueError(f"colour_jitter: {config.colour_jitter} is not in [0, 0.9]")
-    if config.stem == "conv" and config.patch != 16:
-        raise ValueError(f"patch: the conv stem has patches of 16, not {config.patch}; use stem: patch")
-    reserved = {OBJECTS, "instruction", "proprioception", "target", "latent"}
-    for name, size in config.cameras.items():
-        if name in reserved:
-            raise ValueError(f"cameras: {name!r} is the name of another token group ({sorted(reserved)})")
-        if any(pixels < config.patch or pixels % config.patch for pixels in size):
-            raise ValueError(f"cameras: {name}: height and width must be multiples of {config.patch}, got {list(size)}")
-
-
 @dataclass(frozen=True)
 class Seen:
-    """A tokenised observation. grounded: row 0 of its queries is the batch's instruction, others are the labels'."""
+    """A tokenised observation. Of its questions, 0 is the batch's instruction, others are the labels'.
+
+    poses, grounded: with the frames folded into rows. velocity: ``[B, Q, 3]``, normalised, per second; ages: ``[B, F]``
+    (s). Both are None for one frame.
+    """
 
     tokens: Tokens
-    pose: Tensor | None
+    poses: Tensor | None
     grounded: Grounded | None
+    frames: Frames
+    velocity: Tensor | None = None
+    ages: Tensor | None = None
+
+    @property
+    def pose(self) -> Tensor | None:
+        """The poses found in the newest frame, ``[B, Q, 5]``."""
+        return None if self.poses is None else self.frames.newest(self.poses)
 
 
 class Prefix(nn.Module):
-    """Tokens of an observation.
+    """Tokens of an observation, as a policy's config describes them.
 
     grounding: whether to look up the instruction's target and add the target token. pose: whether to predict the
-    target's pose at all (grounding always does). The other arguments are those of `ACTConfig`.
+    target's pose at all (grounding always does).
     """
 
-    def __init__(
-        self,
-        normaliser: Normaliser,
-        cameras: Mapping[str, tuple[int, int]],
-        objects: bool,
-        vocabulary: int,
-        width: int,
-        text_width: int,
-        grounding: bool,
-        pose: bool,
-        stem: Literal["conv", "patch"],
-        patch: int,
-        stem_channels: int,
-        colour_jitter: float,
-    ) -> None:
+    def __init__(self, config: Fields, normaliser: Normaliser, grounding: bool = True, pose: bool = True) -> None:
         super().__init__()
+        width, cameras, objects, text = config.width, config.cameras, config.objects, config.text_width
+        stem = (config.stem, config.patch, config.stem_channels, config.colour_jitter)
         self.normaliser = normaliser
-        self.images = ImageTokens(cameras, width, stem, patch, stem_channels, colour_jitter) if cameras else None
+        self.frames = Frames(config.frames)
+        self.images = ImageTokens(cameras, width, *stem, config.frames) if cameras else None
         self.objects = ObjectTokens(POSE_SIZE + len(COLOURS), width) if objects else None
-        self.text = InstructionEncoder(vocabulary, text_width)
-        self.text_token = nn.Linear(text_width, width)
-        self.proprio = ProprioToken(STATE_SIZE, width)
+        self.text = InstructionEncoder(config.vocabulary, text)
+        self.text_token = nn.Linear(text, width)
+        self.proprio = ProprioToken(STATE_SIZE * config.frames, width)
         self.grounding: Grounding | None = None
         self.pose: FeedForward | None = None
+        self.stamp: AgeStamp | None = None
+        self.motion: Motion | None = None
         if grounding:
-            self.grounding = Grounding(self._sources(width), text_width, 2 * width)
-            self.target = FeedForward(self.grounding.size + POSE_SIZE + WAY_SIZE + STATE_SIZE, 2 * width, width)
+            self.grounding = Grounding(self._sources(width), text, 2 * width)
+            moved = POSE_SIZE * (config.frames - 1) + VELOCITY_SIZE * (config.frames > 1)
+            size = self.grounding.size + POSE_SIZE + WAY_SIZE + STATE_SIZE + moved
+            self.target = FeedForward(size, 2 * width, width)
         elif pose:
-            self.pose = FeedForward(width * (len(cameras) + objects) + text_width, 2 * width, POSE_SIZE)
-
-    @classmethod
-    def of(cls, config: Sight, normaliser: Normaliser) -> "Prefix":
-        """Return the grounded prefix that a policy's config describes."""
-        return cls(
-            normaliser,
-            config.cameras,
-            config.objects,
-            config.vocabulary,
-            config.width,
-            config.text_width,
-            True,
-            True,
-            config.stem,
-            config.patch,
-            config.stem_channels,
-            config.colour_jitter,
-        )
+            self.pose = FeedForward(width * (len(cameras) + objects) + text, 2 * width, POSE_SIZE)
+        if config.frames > 1:
+            self.stamp = AgeStamp(width)
+            self.motion = Motion(config.frames, 2 * width) if grounding else None
 
     def _sources(self, width: int) -> dict[str, tuple[int, int]]:
         sources = dict.fromkeys(self.images.cameras, (self.images.stem.channels, 2)) if self.images else {}
         return sources | ({OBJECTS: (width, POSE_SIZE)} if self.objects else {})
 
     def forward(self, batch: Batch, labels: Mapping[str, Any] | None = None) -> Seen:
-        """Tokenise a batch; with labels, ground the instructions naming the other objects as well."""
+        """Tokenise a batch; with labels, ground the instructions naming the other objects as well.
+
+        With F > 1 frames: ``images`` ``[B, F, h, w, 3]``, ``objects`` ``[B, F, 6, 10]`` and their mask, oldest first;
+        ``history``: older states ``[B, F - 1, 13]``; ``ages`` ``[B, F]``: seconds before now, 0 for the newest.
+        """
         views = self.images(batch["images"]) if self.images else {}
         text = self.text(batch["text"], batch["text_mask"])
         state = self.normaliser.normalise("state", batch["state"]).clamp(-STATE_LIMIT, STATE_LIMIT)
@@ -159,23 +102,50 @@ class Prefix(nn.Module):
         candidates = {name: Candidates(view.features, _centres(view)) for name, view in views.items()}
         if self.objects:
             groups[OBJECTS], candidates[OBJECTS] = self._see_objects(batch)
-        pose, grounded = self._pool_pose(groups, text), None
+        poses, grounded = self._pool_pose(groups, text), None
+        groups = self._by_frame(groups, batch)
         groups["instruction"] = TokenGroup(self.text_token(text.tokens), text.mask)
-        groups["proprioception"] = self.proprio(state)
+        groups["proprioception"] = self.proprio(self._with_rates(state, batch))
+        moved: tuple[Tensor, ...] = ()
         if self.grounding:
-            grounded = self.grounding(candidates, self._questions(text, labels))
-            pose = grounded.pose
-            groups["target"] = TokenGroup(self._fuse(grounded, state, batch["state"])[:, None])
-        return Seen(concatenate(groups, batch["state"]), pose, grounded)
+            grounded = self.grounding(candidates, self.frames.repeat(self._questions(text, labels)))
+            poses = grounded.pose
+            if self.motion:
+                moved = self.motion(self.frames.split(poses), batch["ages"])
+            groups["target"] = TokenGroup(self._fuse(grounded, moved, state, batch["state"])[:, None])
+        velocity, ages = (moved[1], batch["ages"]) if moved else (None, None)
+        return Seen(concatenate(groups, batch["state"]), poses, grounded, self.frames, velocity, ages)
 
     def _see_objects(self, batch: Batch) -> tuple[TokenGroup, Candidates]:
-        objects, mask = batch["objects"], batch["objects_mask"]
+        objects = self.frames.fold("objects", batch["objects"], 3)
+        mask = self.frames.fold("objects_mask", batch["objects_mask"], 2)
         objects = objects.masked_fill(~mask[..., None], 0.0)
         position = objects[..., :4]
         pose = pose_vector(position, self.normaliser.normalise("position", position))
         assert self.objects is not None
         group = self.objects(pose, objects[..., 4:], mask)
         return group, Candidates(group.tokens, pose, mask)
+
+    def _by_frame(self, groups: Mapping[str, TokenGroup], batch: Batch) -> dict[str, TokenGroup]:
+        """Give each frame groups of its own, the newest first, its age in every token."""
+        if self.stamp is None:
+            return dict(groups)
+        stamps, found = self.stamp(batch["ages"])[:, :, None], {}
+        for ticks in range(self.frames.count):
+            frame = self.frames.count - 1 - ticks
+            for name, group in groups.items():
+                mask = None if group.mask is None else self.frames.split(group.mask)[:, frame]
+                tokens = self.frames.split(group.tokens)[:, frame] + stamps[:, frame]
+                found[f"{name}@{ticks}" if ticks else name] = TokenGroup(tokens, mask)
+        return found
+
+    def _with_rates(self, state: Tensor, batch: Batch) -> Tensor:
+        """Append how the arm's state changed since each older frame, normalised, per second."""
+        if self.frames.count == 1:
+            return state
+        history = self.normaliser.normalise("state", batch["history"]).clamp(-STATE_LIMIT, STATE_LIMIT)
+        since = rates(state, history, batch["ages"][:, :-1]).clamp(-RATE_LIMIT, RATE_LIMIT)
+        return torch.cat([state, since.flatten(1)], dim=-1)
 
     def _questions(self, text: Sentence, labels: Mapping[str, Any] | None) -> Tensor:
         """Return instruction vectors ``[B, Q, T]``: the batch's own, then one for each slot's object."""
@@ -190,13 +160,14 @@ class Prefix(nn.Module):
         if self.pose is None:
             return None
         means = [_mean(group) for group in groups.values()]
-        return self.pose(torch.cat([*means, text.pooled], dim=-1))[:, None]
+        return self.pose(torch.cat([*means, self.frames.repeat(text.pooled)], dim=-1))[:, None]
 
-    def _fuse(self, grounded: Grounded, state: Tensor, raw: Tensor) -> Tensor:
-        """Fuse target and arm into one token."""
-        pose = grounded.pose[:, 0]
+    def _fuse(self, grounded: Grounded, moved: tuple[Tensor, ...], state: Tensor, raw: Tensor) -> Tensor:
+        """Fuse the target, how it moved, and the arm into one token."""
+        pose, descriptor = (self.frames.newest(part[:, 0]) for part in (grounded.pose, grounded.descriptor))
         with torch.autocast(raw.device.type, enabled=False):  # millimetres matter here, as in `Grounding`
-            return self.target(torch.cat([grounded.descriptor[:, 0], pose, self._way(pose, raw), state], dim=-1))
+            parts = [descriptor, pose, self._way(pose, raw), state, *(part[:, 0] for part in moved)]
+            return self.target(torch.cat(parts, dim=-1))
 
     def _way(self, pose: Tensor, raw: Tensor) -> Tensor:
         """Return the way from the tool to a predicted pose ``[B, 8]``: given outright, not left to be learned.
@@ -214,26 +185,52 @@ class Prefix(nn.Module):
         return torch.cat([way.clamp(-10.0, 10.0), near, turn], dim=-1)
 
     def losses(self, seen: Seen, labels: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return ``pose`` (normalised), ``attention`` if grounded, and the pose's error ``position_error`` (m)."""
-        if seen.pose is None:
+        """Return ``pose`` (normalised), ``attention`` if grounded, and the pose's error ``position_error`` (m).
+
+        Of all frames together; with several, also ``velocity`` (normalised, per second). The error is the newest's.
+        """
+        if seen.poses is None:
             return {}
-        target = labels["target"]
-        position = labels["position"]
+        labels = self._folded(labels)
+        target, position = labels["target"], labels["position"]
         truth = pose_vector(position, self.normaliser.normalise("position", position))
-        if seen.pose.shape[1] == 1:  # only the batch's own instruction was looked up
-            slots, asked, mask = seen.pose, target[:, None], torch.ones_like(target[:, None], dtype=torch.bool)
+        if seen.poses.shape[1] == 1:  # only the batch's own instruction was looked up
+            slots, asked, mask = seen.poses, target[:, None], torch.ones_like(target[:, None], dtype=torch.bool)
         else:
-            slots, mask = seen.pose[:, 1:], self._in_view(labels)
+            slots, mask = seen.poses[:, 1:], self._in_view(labels)
             asked = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
         rows = torch.arange(len(target), device=target.device)[:, None]
         out = {"pose": masked_mean((slots.float() - truth[rows, asked]).abs(), mask)}
         if seen.grounded is not None:
             out["attention"] = self._attention_loss(seen.grounded, labels, asked, mask)
+        if seen.velocity is not None:
+            out["velocity"] = self._velocity_loss(seen, truth[rows, asked], mask)
         with torch.no_grad():
             scale = self.normaliser.get_buffer("position_scale")[:3]
-            gap = (seen.pose[:, 0, :3].float() - truth[rows[:, 0], target, :3]) * scale
-            out["position_error"] = gap.norm(dim=-1).mean()
+            gap = (seen.poses[:, 0, :3].float() - truth[rows[:, 0], target, :3]) * scale
+            out["position_error"] = self.frames.newest(gap).norm(dim=-1).mean()
         return out
+
+    def _folded(self, labels: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the labels with the frames as rows."""
+        if self.frames.count == 1:
+            return labels
+        fold = self.frames.fold
+        return {
+            "target": self.frames.repeat(labels["target"]),
+            "present": self.frames.repeat(labels["present"]),
+            "position": fold("labels.position", labels["position"], 3),
+            "pixel": {name: fold(f"labels.pixel.{name}", part, 3) for name, part in labels["pixel"].items()},
+            "visible": {name: fold(f"labels.visible.{name}", part, 2) for name, part in labels["visible"].items()},
+        }
+
+    def _velocity_loss(self, seen: Seen, truth: Tensor, mask: Tensor) -> Tensor:
+        """Return the error of the velocity since the oldest frame, where the object was in view then and is now."""
+        assert seen.velocity is not None and seen.ages is not None
+        places, shown, age = self.frames.split(truth)[..., :VELOCITY_SIZE], self.frames.split(mask), seen.ages[:, :1]
+        wanted = rates(places[:, -1], places[:, :1], age)[:, 0]
+        found = seen.velocity[:, -wanted.shape[1] :].float()
+        return masked_mean((found - wanted).abs(), shown[:, 0] & shown[:, -1] & (age >= LEAST_AGE))
 
     def _in_view(self, labels: Mapping[str, Any]) -> Tensor:
         """Return ``[B, slots]``: present, and shown by a camera unless object tokens tell of it anyway."""
@@ -264,7 +261,9 @@ class Prefix(nn.Module):
             return {}
         stride = self.images.stem.map_stride
         return {
-            name: grounded.attention[name][:, 0].exp().unflatten(-1, (height // stride, width // stride))
+            name: self.frames.newest(grounded.attention[name][:, 0])
+            .exp()
+            .unflatten(-1, (height // stride, width // stride))
             for name, (height, width) in self.images.cameras.items()
         }
 

@@ -6,6 +6,7 @@ batches padded to one fixed size after a probe has shown that there no row moves
 """
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ Act = Callable[[dict[str, object]], torch.Tensor]
 
 
 class PolicyAgent:
-    """Plans with a policy; nothing is remembered between calls, so episodes cannot leak into each other.
+    """Plans with a policy; a row remembers the last frames that its policy reads, until it is reset, and nothing else.
 
     act: the policy's `act`. period: seconds between two actions of a chunk. anchored: actions are offsets from the tool
     pose of the observation (tool mode). micro_batch: rows a call; 1 is always exact, see `exact_micro_batch`.
@@ -33,41 +34,54 @@ class PolicyAgent:
             raise ValueError(f"micro_batch: {micro_batch} is not a positive number of rows")
         self.act, self.batcher, self.period, self.anchored = act, batcher, period, anchored
         self.micro_batch = micro_batch
+        self._seen: dict[int, deque[Observation]] = {}
 
     def reset(self, row: int) -> None:
-        """Nothing to forget: there is no state."""
+        """Forget what was seen in the episode that ran in this row."""
+        self._seen.pop(row, None)
+
+    def watch(self, row: int, observation: Observation) -> None:
+        """Remember what a row sees at this tick; a policy trained on every tick must not be shown every fourth."""
+        seen = self._seen.setdefault(row, deque(maxlen=self.batcher.frames))
+        if not seen or seen[-1] is not observation:
+            seen.append(observation)
 
     def plan(self, rows: Sequence[int], observations: Sequence[Observation]) -> list[Plan]:
-        """One chunk for each observation."""
-        actions = self._actions(observations)
+        """One chunk for each observation, and what its row saw before."""
+        seen = []
+        for row, observation in zip(rows, observations, strict=True):
+            self.watch(row, observation)
+            seen.append(tuple(self._seen[row]))
+        actions = self._actions(seen)
         return [self._plan(o, a) for o, a in zip(observations, actions, strict=True)]
 
     def _plan(self, observation: Observation, actions: np.ndarray) -> Plan:
         anchor = tool_pose(observation.state.astype(np.float64)) if self.anchored else None
         return Plan(actions, observation.time, self.period, anchor)
 
-    def _actions(self, observations: Sequence[Observation]) -> list[np.ndarray]:
+    def _actions(self, seen: Sequence[Sequence[Observation]]) -> list[np.ndarray]:
+        """One chunk for each row's last observations, oldest first."""
         if self.micro_batch == 1:
-            return [self._call([observation], None)[0] for observation in observations]
+            return [self._call([row], None)[0] for row in seen]
         result: dict[int, np.ndarray] = {}
-        for length, group in self._groups(observations).items():
+        for length, group in self._groups(seen).items():
             for start in range(0, len(group), self.micro_batch):
                 rows = group[start : start + self.micro_batch]
                 padded = rows + rows[:1] * (self.micro_batch - len(rows))
-                result |= zip(rows, self._call([observations[row] for row in padded], length), strict=False)
-        return [result[row] for row in range(len(observations))]
+                result |= zip(rows, self._call([seen[row] for row in padded], length), strict=False)
+        return [result[row] for row in range(len(seen))]
 
-    def _groups(self, observations: Sequence[Observation]) -> dict[int, list[int]]:
+    def _groups(self, seen: Sequence[Sequence[Observation]]) -> dict[int, list[int]]:
         """Rows by padded text length, which must depend on the row's own text only."""
         groups: dict[int, list[int]] = {}
-        for row, observation in enumerate(observations):
-            length = -(-len(self.batcher.ids(observation.instruction)) // TEXT_STEP) * TEXT_STEP
+        for row, observations in enumerate(seen):
+            length = -(-len(self.batcher.ids(observations[-1].instruction)) // TEXT_STEP) * TEXT_STEP
             groups.setdefault(length, []).append(row)
         return groups
 
-    def _call(self, observations: Sequence[Observation], length: int | None) -> np.ndarray:
+    def _call(self, seen: Sequence[Sequence[Observation]], length: int | None) -> np.ndarray:
         with torch.inference_mode():
-            actions = self.act(self.batcher.batch(observations, length))
+            actions = self.act(self.batcher.batch(seen, length))
         return actions.detach().to("cpu", torch.float64).numpy()
 
 
@@ -76,13 +90,22 @@ def exact_micro_batch(agent: PolicyAgent, observation: Observation, size: int) -
     if size == 1:
         return 1
     probe = PolicyAgent(agent.act, agent.batcher, agent.period, agent.anchored, size)
-    others = [_disturbed(observation, seed) for seed in range(2 * size)]
-    alone = probe._actions([observation])[0]
+    others = [_history(observation, seed, agent.batcher.frames) for seed in range(2 * size + 1)]
+    own = (*others.pop()[:-1], observation)
+    alone = probe._actions([own])[0]
     for place in range(size):
-        rows = [*others[:place], observation, *others[size + place : 2 * size - 1]]
+        rows = [*others[:place], own, *others[size + place : 2 * size - 1]]
         if not np.array_equal(probe._actions(rows)[place], alone):
             return 1
     return size
+
+
+def _history(observation: Observation, seed: int, frames: int) -> tuple[Observation, ...]:
+    """As many disturbed observations, a tenth of a second apart, the newest at the time of the given one."""
+    return tuple(
+        replace(_disturbed(observation, seed * frames + back), time=observation.time - back / 10)
+        for back in range(frames - 1, -1, -1)
+    )
 
 
 def _disturbed(observation: Observation, seed: int) -> Observation:

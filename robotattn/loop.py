@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 
 from robotattn.control.chunks import ChunkOptions, ChunkQueue
-from robotattn.types import Agent, Episode, Observation, Step, tool_pose
+from robotattn.types import Agent, Episode, Observation, Step, Watcher, tool_pose
 
 
 def read_observation(raw: dict[str, Any]) -> Observation:
@@ -69,6 +69,9 @@ def run_episodes(
     for index, row in enumerate(rows):
         running[index] = _begin(row, index, waiting.pop(), agent, options, keep)
     while running:
+        if isinstance(agent, Watcher):
+            for index, row in running.items():
+                agent.watch(index, row.observation)
         due = [index for index, row in running.items() if row.queue.needs_plan]
         if due:
             plans = agent.plan(due, [running[index].observation for index in due])

@@ -95,7 +95,7 @@ def make_agent(job: Job, envs: Sequence[gym.Env]) -> Agent:
             return PickUpExpert(envs)
     assert job.checkpoint is not None
     loaded = checkpoint.load(job.checkpoint, job.device)
-    batcher = Batcher(loaded.tokenizer.encode, list(loaded.config.cameras), job.device)
+    batcher = Batcher(loaded.tokenizer.encode, list(loaded.config.cameras), job.device, loaded.config.frames)
     trained = from_dict(EnvConfig, loaded.env, f"{job.checkpoint}: env")
     agent = PolicyAgent(loaded.policy.act, batcher, 1 / trained.hz, loaded.policy.action_mode == "tool")
     first, _ = envs[0].reset(seed=job.seeds[0], options=dict(job.options))  # the same for every worker

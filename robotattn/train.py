@@ -145,6 +145,7 @@ def read_windows(config: TrainConfig, tokenizer: Tokenizer, progress: Progress |
         chunk=policy.chunk,
         cameras=tuple(policy.cameras),
         action_mode=policy.action_mode,
+        frames=policy.frames,
         episodes=config.episodes,
         objects=policy.objects,
         permute_colours=config.permute_colours,

@@ -7,7 +7,7 @@ down, so yaw about the vertical is its only free rotation.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -117,3 +117,11 @@ class Agent(Protocol):
 
     def plan(self, rows: Sequence[int], observations: Sequence[Observation]) -> list[Plan]:
         """Return one plan for each row."""
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """An agent that is to see every control tick and not only those that it plans from: it has a history of frames."""
+
+    def watch(self, row: int, observation: Observation) -> None:
+        """Take note of what a row sees at this tick; called before `plan`, which may be given the same observation."""

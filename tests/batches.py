@@ -9,7 +9,49 @@ RGB = torch.tensor([[220, 20, 20], [20, 200, 20], [20, 20, 220], [220, 220, 0], 
 
 
 def batch(config, size=3, seed=0):
-    """Make a batch for a policy's config: 2 to 4 cubes, seen from above by every camera, the end of row 0 padded."""
+    """Make a batch for a policy's config: 2 to 4 cubes, seen from above by every camera, the end of row 0 padded.
+
+    With frames, the cubes slide, one tick of about 0.1 s after the other; row 0 is at the start of its episode.
+    """
+    now = _now(config, size, seed)
+    return now if config.frames == 1 else _with_past(now, config, seed)
+
+
+def _with_past(now, config, seed):
+    g = torch.Generator().manual_seed(seed + 1)
+    size, frames = len(now["state"]), config.frames
+    ages = torch.arange(frames - 1, -1, -1) * (0.09 + 0.02 * torch.rand(size, 1, generator=g))
+    ages[0] = 0.0
+    velocity = torch.randn(size, 1, 6, 4, generator=g) * torch.tensor([0.1, 0.1, 0.0, 0.0])  # (m/s)
+    position = now["labels"]["position"][:, None] - velocity * ages[..., None, None]
+    position = position * now["labels"]["present"][:, None, :, None]
+    colour = now["objects"][..., 4:].argmax(dim=-1)
+    present = now["labels"]["present"]
+    pixel = (position[..., [1, 0]] - torch.tensor([-0.2, 0.4])) / torch.tensor([0.4, 0.2])
+    pictures = {
+        name: [
+            _picture(pixel[:, f], colour, present, *shape, torch.Generator().manual_seed(seed)) for f in range(frames)
+        ]
+        for name, shape in config.cameras.items()
+    }
+    every = now["objects"][:, None, :, 4:].expand(-1, frames, -1, -1)
+    rate = torch.randn(size, 1, 13, generator=g) * 0.3
+    labels = now["labels"] | {
+        "position": position,
+        "pixel": {name: pixel.clone() for name in config.cameras},
+        "visible": {name: seen[:, None].repeat(1, frames, 1) for name, seen in now["labels"]["visible"].items()},
+    }
+    return now | {
+        "images": {name: torch.stack(images, dim=1) for name, images in pictures.items()},
+        "objects": torch.cat([position, every], dim=-1),
+        "objects_mask": present[:, None].repeat(1, frames, 1),
+        "history": now["state"][:, None] - rate * ages[:, :-1, None],
+        "ages": ages,
+        "labels": labels,
+    }
+
+
+def _now(config, size, seed):
     g = torch.Generator().manual_seed(seed)
     slots = torch.arange(6).expand(size, 6)
     present = slots < torch.randint(2, 5, (size, 1), generator=g)

@@ -8,36 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig, build
+from robotattn.policies import build
 from robotattn.types import ACTION_SIZE
 
 sys.path.insert(0, str(Path(__file__).parent))
 from batches import batch, rows, statistics
-
-SMALL = {"width": 32, "heads": 2, "feedforward": 32, "text_width": 16, "stem_channels": 8, "vocabulary": 10, "chunk": 4}
-CAMERAS = {"front": (32, 32), "wrist": (32, 48)}
-CONFIGS = {
-    "act state": ACTConfig(objects=True, **SMALL),
-    "act pixels": ACTConfig(cameras=CAMERAS, **SMALL),
-    "act pixels and state": ACTConfig(cameras=CAMERAS, objects=True, **SMALL),
-    "act patches": ACTConfig(cameras=CAMERAS, stem="patch", **SMALL),
-    "act plain": ACTConfig(cameras=CAMERAS, grounding=False, **SMALL),
-    "act plain state": ACTConfig(objects=True, grounding=False, **SMALL),
-    "act joint": ACTConfig(cameras=CAMERAS, action_mode="joint", **SMALL),
-    "act latent": ACTConfig(objects=True, latent=4, **SMALL),
-    "autoregressive state": AutoregressiveConfig(objects=True, **SMALL),
-    "autoregressive pixels": AutoregressiveConfig(cameras=CAMERAS, **SMALL),
-    "autoregressive joint": AutoregressiveConfig(objects=True, action_mode="joint", **SMALL),
-    "autoregressive expected value": AutoregressiveConfig(objects=True, expected=True, **SMALL),
-    "blockwise state": BlockwiseConfig(objects=True, **SMALL),
-    "blockwise pixels": BlockwiseConfig(cameras=CAMERAS, **SMALL),
-    "blockwise joint": BlockwiseConfig(objects=True, action_mode="joint", **SMALL),
-    "blockwise midpoint": BlockwiseConfig(objects=True, method="midpoint", steps=4, **SMALL),
-    "blockwise autoregressive": BlockwiseConfig(objects=True, head="autoregressive", **SMALL),
-    "blockwise autoregressive joint": BlockwiseConfig(
-        objects=True, head="autoregressive", action_mode="joint", **SMALL
-    ),
-}
+from examples import CONFIGS
 
 
 @pytest.fixture(params=CONFIGS, name="config")
@@ -194,3 +170,16 @@ def test_moving_a_batch_keeps_its_content(config):
     moved = build(config).move(data)
     assert moved.keys() == data.keys() and torch.equal(moved["labels"]["position"], data["labels"]["position"])
     assert all(image.dtype == torch.uint8 for image in moved["images"].values())
+
+
+def test_what_another_row_sees_changes_nothing(config):
+    policy, data = make(config).eval(), batch(config)
+    before = policy.act(data)
+    spoilt = data | {name: data[name].clone() for name in ("state", "objects")}
+    spoilt["state"][1] += 1e6
+    spoilt["objects"][1, ..., :4] += 1e6
+    spoilt["images"] = {name: image.clone() for name, image in data["images"].items()}
+    for image in spoilt["images"].values():
+        image[1] = 255 - image[1]
+    after = policy.act(spoilt)
+    assert torch.equal(after[[0, 2]], before[[0, 2]]) and not torch.equal(after[1], before[1])

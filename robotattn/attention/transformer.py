@@ -132,9 +132,17 @@ class Decoder(Transformer):
     """A stack of pre-norm decoder layers and the final norm; every layer has its own keys and values of the context."""
 
     def __init__(
-        self, layers: int, width: int, heads: int, hidden: int, dropout: float = 0.0, kernel: Kernel = "sdpa"
+        self,
+        layers: int,
+        width: int,
+        heads: int,
+        hidden: int,
+        dropout: float = 0.0,
+        kernel: Kernel = "sdpa",
+        kv_heads: int | None = None,
     ) -> None:
-        super().__init__(TransformerConfig(layers, width, heads, hidden, cross=True, dropout=dropout, kernel=kernel))
+        config = TransformerConfig(layers, width, heads, hidden, kv_heads, cross=True, dropout=dropout, kernel=kernel)
+        super().__init__(config)
 
     def keys_values(self, context: Float[Tensor, "b s d"]) -> tuple[KeysValues, ...]:
         """Project a context for every layer, once however often it is read."""

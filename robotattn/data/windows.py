@@ -1,9 +1,10 @@
-"""Training windows: a dataset folder in RAM, and batches of (what was seen at t, the expert's next H targets).
+"""Training windows: a dataset folder in RAM, and batches of (what was seen up to t, the expert's next H targets).
 
 Every frame of every episode is one window. Frames lie in a few large arrays (images as uint8), so a batch is one gather
 per column. Targets in tool mode are relative to the tool pose at t; past the end of an episode the last target is
 repeated and masked. The instruction is rendered anew from the templates each time, and so are sentences that name the
-other objects in view: every frame can teach where each of them is.
+other objects in view: every frame can teach where each of them is. With a history, what was seen at the ticks before
+comes too, oldest first; before an episode's start its first frame is repeated, with that frame's true age.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,14 +26,17 @@ Progress = Callable[[str, int, int], None]
 
 STATE, OBJECTS, IMAGES = "observations/state", "observations/objects", "observations/images/"
 POSITION, PRESENT, COLOUR = "labels/position", "labels/present", "labels/colour"
+TIME = "time/observation"
 
 
 class Windows:
     """A dataset in RAM. `len` is the number of windows (frames); `batch` gathers some of them.
 
-    folder: what `robotattn record` wrote. chunk: H, actions of a window. cameras: which images to load. episodes: only
-    the first n. objects: give object tokens. permute_colours: rename the colours at random in each sample, in object
-    tokens and instruction together. on_bad: whether a damaged file ends the loading or is left out.
+    folder: what `robotattn record` wrote. chunk: H, actions of a window. cameras: which images to load. frames: F,
+    ticks that a window has seen, the last one t; above 1, images, objects and the labels of each tick have an axis for
+    them behind the batch's. episodes: only the first n. objects: give object tokens. permute_colours: rename the
+    colours at random in each sample, in object tokens and instruction together. on_bad: whether a damaged file ends
+    the loading or is left out.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Windows:
         action_mode: ActionMode,
         *,
         tokenizer: Tokenizer,
+        frames: int = 1,
         episodes: int | None = None,
         objects: bool = False,
         permute_colours: bool = False,
@@ -51,10 +56,13 @@ class Windows:
     ) -> None:
         if chunk < 1:
             raise ValueError(f"chunk: {chunk}, allowed is a positive number of actions")
+        if frames < 1:
+            raise ValueError(f"frames: {frames}, allowed is a positive number of ticks")
         if permute_colours and cameras:
             raise UsageError("permute_colours: only for object tokens without cameras: images keep their colours")
         self.folder, self.chunk, self.cameras, self.action_mode = Path(folder), chunk, tuple(cameras), action_mode
         self.permute_colours, self.on_bad = permute_colours, on_bad
+        self.ticks = np.arange(1 - frames, 1)  # of each frame of a window, from t
         self.description = store.read_dataset(self.folder)
         self._columns = self._wanted(objects)
         self._load(self._lines(episodes), progress)
@@ -77,7 +85,8 @@ class Windows:
             raise UsageError(f"{self.folder}: action_mode: tool targets asked for, joint targets were recorded")
         self._target = "expert_action" if self.action_mode == env["action_mode"] else "expert_joint"
         per_camera = [name + camera for camera in self.cameras for name in (IMAGES, "labels/pixel/", "labels/visible/")]
-        return [STATE, self._target, POSITION, *([OBJECTS] if objects else []), *per_camera]
+        times = [TIME] if len(self.ticks) > 1 else []
+        return [STATE, self._target, POSITION, *times, *([OBJECTS] if objects else []), *per_camera]
 
     def _lines(self, episodes: int | None) -> list[store.Line]:
         lines, asked = store.read_manifest(self.folder), self.description["episodes"]
@@ -112,7 +121,8 @@ class Windows:
         self.frames = {name: column[: ends[-1]] for name, column in self.frames.items()}
         self.present, self.colour, self.target = (np.array(column) for column in zip(*about, strict=True))
         self.episode = np.repeat(np.arange(len(about)), np.diff(ends))
-        self.last = np.array(ends[1:])[self.episode] - 1  # of each frame: the last frame of its episode
+        self.first = np.array(ends[:-1])[self.episode]  # of each frame: the first frame of its episode
+        self.last = np.array(ends[1:])[self.episode] - 1  # and the last one
         self.hash = store.dataset_hash(self.lines)
 
     def _episodes(
@@ -155,19 +165,29 @@ class Windows:
         names = self._names(np.take_along_axis(order, self.colour[episode], axis=1), present, generator)
         spoken = np.take_along_axis(names, target[:, None], axis=1)[:, 0]
         actions, actions_mask = self.actions(indices)
+        seen = self.seen(indices)
         batch: Batch = {
             "state": self.frames[STATE][indices],
             "text": self.sentences[spoken],
             "text_mask": self.sentences_mask[spoken],
             "actions": actions,
             "actions_mask": actions_mask,
-            "images": {camera: self.frames[IMAGES + camera][indices] for camera in self.cameras},
-            "labels": self._labels(indices, target, present, names),
+            "images": {camera: self.frames[IMAGES + camera][seen] for camera in self.cameras},
+            "labels": self._labels(seen, target, present, names),
         }
         if OBJECTS in self.frames:
-            batch["objects"] = permute_one_hot(self.frames[OBJECTS][indices], order)
-            batch["objects_mask"] = present
+            batch["objects"] = permute_one_hot(self.frames[OBJECTS][seen], order)
+            batch["objects_mask"] = np.repeat(present[:, None], len(self.ticks), axis=1) if seen.ndim > 1 else present
+        if seen.ndim > 1:
+            batch["history"] = self.frames[STATE][seen[:, :-1]]
+            batch["ages"] = (self.frames[TIME][indices][:, None] - self.frames[TIME][seen]).astype(np.float32)
         return _tensors(batch)
+
+    def seen(self, indices: np.ndarray) -> np.ndarray:
+        """Return the rows of the frames that windows have seen: ``[B, F]``, oldest first; ``[B]`` for one frame."""
+        if len(self.ticks) == 1:
+            return indices
+        return np.maximum(indices[:, None] + self.ticks, self.first[indices][:, None])
 
     def actions(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the targets of windows, float32 ``[B, H, A]``, and which of them lie inside the episode ``[B, H]``."""
@@ -188,13 +208,13 @@ class Windows:
         template = generator.integers(self.templates, size=colour.shape)
         return np.where(present, colour * self.templates + template, 0)
 
-    def _labels(self, indices: np.ndarray, target: np.ndarray, present: np.ndarray, names: np.ndarray) -> Batch:
+    def _labels(self, seen: np.ndarray, target: np.ndarray, present: np.ndarray, names: np.ndarray) -> Batch:
         return {
             "target": target,
-            "position": self.frames[POSITION][indices],
+            "position": self.frames[POSITION][seen],
             "present": present,
-            "pixel": {camera: self.frames[f"labels/pixel/{camera}"][indices] for camera in self.cameras},
-            "visible": {camera: self.frames[f"labels/visible/{camera}"][indices] for camera in self.cameras},
+            "pixel": {camera: self.frames[f"labels/pixel/{camera}"][seen] for camera in self.cameras},
+            "visible": {camera: self.frames[f"labels/visible/{camera}"][seen] for camera in self.cameras},
             "names": names,
             "sentences": self.sentences,
             "sentences_mask": self.sentences_mask,
@@ -202,11 +222,12 @@ class Windows:
 
 
 def permute_one_hot(objects: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Rename colours in object tokens ``[B, 6, 10]``: what was colour c becomes colour ``order[:, c]``."""
+    """Rename colours in object tokens ``[B, ..., 6, 10]``: what was colour c becomes colour ``order[:, c]``."""
     origin = np.argsort(order, axis=1)  # of each new colour: the old one
-    columns = np.broadcast_to(origin[:, None], (*objects.shape[:2], len(COLOURS)))
-    renamed = np.take_along_axis(objects[..., -len(COLOURS) :], columns, axis=2)
-    return np.concatenate([objects[..., : -len(COLOURS)], renamed], axis=2)
+    origin = origin.reshape(len(order), *[1] * (objects.ndim - 2), len(COLOURS))
+    columns = np.broadcast_to(origin, (*objects.shape[:-1], len(COLOURS)))
+    renamed = np.take_along_axis(objects[..., -len(COLOURS) :], columns, axis=-1)
+    return np.concatenate([objects[..., : -len(COLOURS)], renamed], axis=-1)
 
 
 def _tensors(batch: Mapping[str, Any]) -> Batch:

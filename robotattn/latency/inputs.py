@@ -12,10 +12,16 @@ Encode = Callable[[Sequence[str | None]], tuple[np.ndarray, np.ndarray]]
 
 
 class Batcher:
-    """Builds batches for one policy. The ids of an instruction are computed once and remembered."""
+    """Builds batches for one policy. The ids of an instruction are computed once and remembered.
 
-    def __init__(self, encode: Encode, cameras: Sequence[str], device: str | torch.device = "cpu") -> None:
-        self.encode, self.cameras, self.device = encode, tuple(cameras), torch.device(device)
+    frames: F, the policy's. For F > 1 a batch has what `Windows` has with so many frames: ``images`` and ``objects``
+    with an axis for them behind the batch's, oldest first, ``history`` (older states) and ``ages`` (s).
+    """
+
+    def __init__(
+        self, encode: Encode, cameras: Sequence[str], device: str | torch.device = "cpu", frames: int = 1
+    ) -> None:
+        self.encode, self.cameras, self.device, self.frames = encode, tuple(cameras), torch.device(device), frames
         self._ids: dict[str, np.ndarray] = {}
 
     def ids(self, instruction: str) -> np.ndarray:
@@ -24,30 +30,49 @@ class Batcher:
             self._ids[instruction] = self.encode([instruction])[0][0]
         return self._ids[instruction]
 
-    def batch(self, observations: Sequence[Observation], length: int | None = None) -> dict[str, object]:
+    def batch(
+        self, rows: Sequence[Observation | Sequence[Observation]], length: int | None = None
+    ) -> dict[str, object]:
         """Stack observations; texts are padded on the right to the longest, or to `length` tokens if given.
 
-        Raises ValueError naming a camera or the object tokens that an observation lacks.
+        rows: for each row of the batch what was seen at its last F control ticks, oldest first; if that is less, or a
+        bare observation, the first one is repeated, as at the start of an episode. The newest one's instruction counts.
+        Raises ValueError naming a camera or the object tokens that an observation lacks, or frames in the wrong order.
         """
-        texts = [self.ids(observation.instruction) for observation in observations]
-        length = max(map(len, texts)) if length is None else length
-        text, mask = np.zeros((len(texts), length), np.int64), np.zeros((len(texts), length), bool)
-        for row, ids in enumerate(texts):
-            text[row, : len(ids)], mask[row, : len(ids)] = ids, True
+        seen = [self._last(row) for row in rows]
+        newest = [row[-1] for row in seen]
         batch: dict[str, object] = {
-            "images": {camera: self._stack([_image(o, camera) for o in observations]) for camera in self.cameras},
-            "state": self._stack([o.state for o in observations]),
-            "text": self._tensor(text),
-            "text_mask": self._tensor(mask),
+            "images": {camera: self._frames(seen, lambda o, c=camera: _image(o, c)) for camera in self.cameras},
+            "state": self._tensor(np.stack([o.state for o in newest])),
+            **self._texts([self.ids(o.instruction) for o in newest], length),
         }
-        objects = [o.objects for o in observations if o.objects is not None]
-        if objects:
-            batch["objects"] = self._stack(objects)
-            batch["objects_mask"] = self._tensor(np.stack(objects) != 0).any(-1)
+        if any(o.objects is not None for o in newest):
+            objects = self._frames(seen, _objects)
+            batch["objects"], batch["objects_mask"] = objects, (objects != 0).any(-1)
+        if self.frames > 1:
+            batch["history"] = self._tensor(np.stack([[o.state for o in row[:-1]] for row in seen]))
+            batch["ages"] = self._tensor(_ages(seen))
         return batch
 
-    def _stack(self, arrays: Sequence[np.ndarray]) -> torch.Tensor:
-        return self._tensor(np.stack(arrays))
+    def _last(self, row: Observation | Sequence[Observation]) -> list[Observation]:
+        """The last F observations of a row, the first one repeated if there are fewer."""
+        if isinstance(row, Observation):
+            return [row] * self.frames
+        return [row[0]] * (self.frames - len(row)) + list(row[-self.frames :])
+
+    def _texts(self, ids: Sequence[np.ndarray], length: int | None) -> dict[str, torch.Tensor]:
+        length = max(map(len, ids)) if length is None else length
+        text, mask = np.zeros((len(ids), length), np.int64), np.zeros((len(ids), length), bool)
+        for row, own in enumerate(ids):
+            text[row, : len(own)], mask[row, : len(own)] = own, True
+        return {"text": self._tensor(text), "text_mask": self._tensor(mask)}
+
+    def _frames(self, seen: Sequence[Sequence[Observation]], pick: Callable[[Observation], np.ndarray]) -> torch.Tensor:
+        """Stack one sensor ``[B, F, ...]``; ``[B, ...]`` for one frame."""
+        stacked = np.stack([pick(observation) for row in seen for observation in row])
+        return self._tensor(
+            stacked if self.frames == 1 else stacked.reshape(len(seen), self.frames, *stacked.shape[1:])
+        )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -58,3 +83,17 @@ def _image(observation: Observation, camera: str) -> np.ndarray:
         have = ", ".join(observation.images) or "none"
         raise ValueError(f"images.{camera}: the policy needs this camera, the observation has {have}")
     return observation.images[camera]
+
+
+def _objects(observation: Observation) -> np.ndarray:
+    if observation.objects is None:
+        raise ValueError("objects: one observation of the batch has no object tokens, others do")
+    return observation.objects
+
+
+def _ages(seen: Sequence[Sequence[Observation]]) -> np.ndarray:
+    """How long before the newest each frame was seen (s), float32 ``[B, F]``."""
+    ages = np.array([[row[-1].time - observation.time for observation in row] for row in seen])
+    if (np.diff(ages, axis=1) > 0).any():
+        raise ValueError(f"frames: must come oldest first, got ages of {ages[(np.diff(ages) > 0).any(axis=1)][0]} s")
+    return ages.astype(np.float32)

@@ -151,7 +151,7 @@ def _unit(key: str, size: int) -> Moments:
 
 def _profile(config: ProfileConfig, subject: _Subject, clock: Clock) -> dict[str, Any]:
     texts = [text for colour in COLOURS for text in sentences(colour)]
-    batcher = Batcher(subject.tokenizer.encode, list(subject.config.cameras), clock.device)
+    batcher = Batcher(subject.tokenizer.encode, list(subject.config.cameras), clock.device, subject.config.frames)
     length = max(len(batcher.ids(text)) for text in texts)  # one shape for all: another length would be another case
     step = ControlStep(subject.policy, batcher, length)
     generator = np.random.default_rng(config.seed)

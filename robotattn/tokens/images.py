@@ -2,7 +2,8 @@
 
 Two stems. ``patch`` is the plain ViT (Dosovitskiy et al. 2021): one convolution with kernel = stride = patch size.
 ``conv`` is a shallow convolutional stem, which learns faster on small images: it passes through a map of stride 4,
-kept for grounding, and ends in tokens of stride 16. Cameras share the stem; those of one size run as one batch.
+kept for grounding, and ends in tokens of stride 16. Cameras share the stem; those of one size run as one batch, and so
+do all frames of a camera.
 """
 
 from collections.abc import Mapping
@@ -70,7 +71,8 @@ class ImageTokens(nn.Module):
     """Tokens of all cameras, each with its camera's identity and its 2-D position.
 
     cameras: name → (height, width) in pixels, multiples of the stride; the order is part of the model.
-    jitter: strength (0..1) of the random brightness, contrast and colour balance of each image while training.
+    jitter: strength (0..1) of the random brightness, contrast and colour balance of each image while training, the
+    same for all frames of a row. frames: looks of each camera; more than 1 come as ``[B, F, h, w, 3]``, oldest first.
     """
 
     def __init__(
@@ -81,9 +83,10 @@ class ImageTokens(nn.Module):
         patch: int = 16,
         channels: int = 48,
         jitter: float = 0.0,
+        frames: int = 1,
     ) -> None:
         super().__init__()
-        self.cameras, self.jitter = dict(cameras), jitter
+        self.cameras, self.jitter, self.frames = dict(cameras), jitter, frames
         self.stem = ConvStem(width, channels) if stem == "conv" else PatchStem(width, patch)
         stride = self.stem.stride
         for name, (height, width_) in self.cameras.items():
@@ -92,10 +95,15 @@ class ImageTokens(nn.Module):
         self.positions = nn.ModuleList(LearnedGrid(h // stride, w // stride, width) for h, w in cameras.values())
         self.identity = nn.Parameter(torch.randn(len(cameras), width) * 0.02)
 
-    def forward(self, images: Mapping[str, UInt8[Tensor, "b h w 3"]]) -> dict[str, View]:
-        """Encode the configured cameras; others are ignored. Raises ValueError for a missing or foreign image."""
+    def forward(self, images: Mapping[str, UInt8[Tensor, "b *f h w 3"]]) -> dict[str, View]:
+        """Encode the configured cameras; others are ignored. Raises ValueError for a missing or foreign image.
+
+        Frames become rows: row b, frame f is row b * F + f of each view.
+        """
         for name, size in self.cameras.items():
-            _check(name, size, images)
+            _check(name, size if self.frames == 1 else (self.frames, *size), images)
+        if self.frames > 1:
+            images = {name: images[name].flatten(0, 1) for name in self.cameras}
         views: dict[str, View] = {}
         for size in dict.fromkeys(self.cameras.values()):
             names = [name for name in self.cameras if self.cameras[name] == size]
@@ -119,9 +127,13 @@ class ImageTokens(nn.Module):
         images = images.to(device)
         if not self.training or self.jitter == 0.0:
             return images.float().mul_(2.0 / 255.0).sub_(1.0)
-        count, strength = images.shape[0], self.jitter
+        count, strength = images.shape[0] // self.frames, self.jitter
         contrast, balance = _spread(count, 1, strength, device), _spread(count, 3, strength / 2, device)
         brightness = _spread(count, 1, strength, device) - 1.0
+        if self.frames > 1:  # a light that flickers between frames would hide what moved
+            contrast, balance, brightness = (
+                part.repeat_interleave(self.frames, dim=0) for part in (contrast, balance, brightness)
+            )
         gain = contrast * balance * (2.0 / 255.0)
         return images.float().mul_(gain).add_(balance * (brightness - contrast))
 
@@ -135,11 +147,10 @@ def _rows(grid: Tensor) -> Tensor:
     return grid.permute(0, 2, 3, 1).flatten(1, 2)  # [B, C, h, w] → [B, h w, C]
 
 
-def _check(name: str, size: tuple[int, int], images: Mapping[str, Tensor]) -> None:
+def _check(name: str, size: tuple[int, ...], images: Mapping[str, Tensor]) -> None:
     if name not in images:
         raise ValueError(f"camera {name!r} is missing from the batch, which has {sorted(images)}")
     image = images[name]
-    if image.dtype != torch.uint8 or image.dim() != 4 or tuple(image.shape[1:]) != (*size, 3):
-        raise ValueError(
-            f"camera {name!r}: expected uint8 [B, {size[0]}, {size[1]}, 3], got {image.dtype} {list(image.shape)}"
-        )
+    if image.dtype != torch.uint8 or image.dim() != len(size) + 2 or tuple(image.shape[1:]) != (*size, 3):
+        wanted = ", ".join(map(str, size))
+        raise ValueError(f"camera {name!r}: expected uint8 [B, {wanted}, 3], got {image.dtype} {list(image.shape)}")
