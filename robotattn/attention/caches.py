@@ -68,17 +68,21 @@ class KVCache:
 
     def next_positions(self) -> Float[Tensor, " b"]:
         """Return for each row the position of its next real token: one more than its last, 0 if it has none."""
+        if self.length and self._plain:
+            return self.positions[:, : self.length].amax(dim=1) + 1.0
         return torch.where(self._written(), self.positions + 1.0, 0.0).amax(dim=1)
 
     def admit(self, valid: Tensor | None, positions: Tensor, count: int) -> tuple[Tensor | None, Tensor]:
         """Register new tokens; return of all slots to be read the validity (None: all are) and the positions [B, S]."""
-        self._fresh = self.slots(count)
+        self._fresh, rows = self.slots(count), len(self.valid)
         self.padded = self.padded or valid is not None
+        self.positions.index_copy_(1, self._fresh, positions.float().expand(rows, -1))
+        if self._plain:
+            return None, self.positions[:, : self.length + count]
         self.valid.copy_(self._written())  # forgets a pass that failed before its commit
-        self.valid.index_copy_(1, self._fresh, self.valid.new_ones(len(self.valid), count) if valid is None else valid)
-        self.positions.index_copy_(1, self._fresh, positions.float().expand(len(self.valid), -1))
+        self.valid.index_copy_(1, self._fresh, self.valid.new_ones(rows, count) if valid is None else valid)
         end = self.capacity if self.whole else self.length + count
-        return self.valid[:, :end] if self.padded or self.whole else None, self.positions[:, :end]
+        return self.valid[:, :end], self.positions[:, :end]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
         """Store the keys and values of the new tokens, without gradients; return those of all slots that are read."""
@@ -90,6 +94,8 @@ class KVCache:
 
     def commit(self, count: int) -> None:
         """Move on by `count` tokens, after the last layer wrote."""
+        if self._plain:
+            self.valid[:, self.length : self.length + count] = True
         self.position += count
         self.length += count
 
@@ -136,6 +142,11 @@ class KVCache:
     def used_bytes(self) -> int:
         """Bytes of the slots in use."""
         return self.bytes * self.length // self.capacity
+
+    @property
+    def _plain(self) -> bool:
+        """Whether all slots before `length` hold real tokens and no other is read: then nothing need be looked up."""
+        return not self.padded and not self.whole
 
     def _written(self) -> Tensor:
         return self.valid & (torch.arange(self.capacity, device=self.valid.device) < self.position)

@@ -174,6 +174,8 @@ def _numbers(x: Tensor, valid: Tensor | None, cache: Cache | None) -> Tensor:
 def _allowed(
     mask: Mask | Tensor | None, known: Tensor | None, cache: Cache | None, count: int, keys: int, device: torch.device
 ) -> Tensor | None:
+    if isinstance(mask, Mask) and cache is not None and keys == cache.length + count:
+        mask = None if mask.hides_nothing(cache.length, count) else mask
     if isinstance(mask, Mask):
         mask = mask.build(count if cache is None else cache.slots(count), keys, device)
     return masks.combine(mask, None if known is None else masks.padding(known))

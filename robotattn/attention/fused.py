@@ -1,0 +1,168 @@
+"""Layers rearranged for acting: the same mathematics in fewer, longer products, laid out for one token at a time.
+
+A decoder that chooses a token at a time reads all its weights for each of them, so memory bandwidth is what a token
+costs, and after that every call, since the weights that stream by leave nothing else in the processor's caches. So:
+projections that read the same input are one product; weights are stored by columns, in which order one row times a
+matrix is fastest, and on huge pages; gains of RMSNorm go into the matrix behind them; residuals are added by the
+product. Sums are taken in another order, so results agree to rounding and not to the bit.
+"""
+
+import copy
+import mmap
+from typing import TypeVar, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from robotattn.attention.caches import KeysValues
+from robotattn.attention.kernels import attend
+from robotattn.attention.layers import NOWHERE, Layer, Store, SwiGLU
+from robotattn.attention.positions import Placed
+
+Module = TypeVar("Module", bound=nn.Module)
+PAGE = 2**21  # a huge page of x86-64 and of most ARM kernels (bytes)
+
+
+def fuse(module: Module) -> Module:
+    """Return a copy for inference, whose pre-norm layers are `FusedLayer`s; other modules stay as they are.
+
+    The copy takes no gradients and its parameters have other names: train and save the original.
+    """
+    fused = _replace(copy.deepcopy(module).requires_grad_(False).eval())
+    _lay_out([part for part in fused.modules() if isinstance(part, Projection)])
+    return fused
+
+
+class Projection(nn.Linear):
+    """A linear layer of matrices ``[M, in]``, which can add a residual on the way."""
+
+    def added(self, residual: Float[Tensor, "m e"], x: Float[Tensor, "m d"]) -> Float[Tensor, "m e"]:
+        """Return residual + x W^T + bias."""
+        out = torch.addmm(residual, x, self.weight.t())
+        return out if self.bias is None else out + self.bias
+
+
+class FusedLayer(nn.Module):
+    """What a pre-norm `Layer` computes: one product for query, key and value, and one for gate and up."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        attention = layer.attention
+        self.heads, self.kv_heads = attention.heads, attention.kv_heads
+        self.kernel, self.scale = attention.kernel, attention.scale
+        self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
+        self.attention_norm, gain = _norm(layer.attention_norm)
+        self.joint = _join(gain, attention.query, attention.key, attention.value)
+        self.out = _join(None, attention.out)
+        if hasattr(layer, "cross"):
+            self.cross, self.cross_norm = layer.cross, layer.cross_norm
+        self.gated = isinstance(layer.feedforward, SwiGLU)
+        self.up: nn.Module | None = None
+        if layer.feedforward is not None:
+            self.feedforward_norm, gain = _norm(layer.feedforward_norm)
+            *first, last = (part for part in layer.feedforward.children() if isinstance(part, nn.Linear))
+            self.activation = nn.SiLU() if self.gated else cast(nn.Sequential, layer.feedforward)[1]
+            self.up, self.down = _join(gain, *first), _join(None, last)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n d"],
+        mask: Bool[Tensor, "..."] | None = None,
+        context: KeysValues | None = None,
+        context_mask: Bool[Tensor, "..."] | None = None,
+        *,
+        placed: Placed = NOWHERE,
+        store: Store | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """Let tokens read each other (`mask`) and the context (`context_mask`), as `Layer` does."""
+        rows, count, width = x.shape
+        x = x.flatten(0, 1)  # products of matrices need no views around them
+        joint = self.joint(self.attention_norm(x)).view(rows, count, self.heads + 2 * self.kv_heads, -1)
+        mixed = self._attend(joint.transpose(1, 2), mask, placed, store)
+        x = self.out.added(x, mixed.transpose(1, 2).reshape(rows * count, -1))
+        if context is not None:
+            queries = self.cross_norm(x).view(rows, count, width)
+            x = x + self.cross(queries, context, context_mask).flatten(0, 1)
+        if self.up is not None:
+            hidden = self.up(self.feedforward_norm(x))
+            gate, up = hidden.chunk(2, dim=-1) if self.gated else (hidden, None)
+            hidden = self.activation(gate)
+            x = self.down.added(x, hidden if up is None else hidden * up)
+        return x.view(rows, count, width)
+
+    def _attend(self, joint: Tensor, mask: Tensor | None, placed: Placed, store: Store | None) -> Tensor:
+        """Attend with the first heads of ``[B, heads + 2 kv, N, d]`` to the others and what `store` gives back."""
+        heads = self.heads + self.kv_heads
+        both, v = joint[:, :heads], joint[:, heads:]
+        if self.query_norm is not None and self.key_norm is not None:
+            both = torch.cat([self.query_norm(both[:, : self.heads]), self.key_norm(both[:, self.heads :])], dim=1)
+        both = placed.turn(both)
+        q, k = both[:, : self.heads], both[:, self.heads :]
+        if store is not None:
+            k, v = store(k, v)
+        one = joint.shape[2] == 1 and store is not None  # one query, and a cache is clean where it is masked
+        return attend(q, k, v, mask, self.kernel, bias=placed.scores(q, self.scale), clean=True if one else None)
+
+
+class Scaled(nn.Module):
+    """RMSNorm without its gain, in three kernels: torch's own takes nine on a CPU."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        super().__init__()
+        eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
+        self.eps = norm.weight.new_full((1, 1, 1), eps)
+
+    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
+        """Divide by the root of the mean square."""
+        square = torch.baddbmm(self.eps, x[:, None], x[:, :, None], alpha=1.0 / x.shape[1])
+        return x * square.rsqrt_()[:, :, 0]
+
+
+def _norm(norm: nn.Module) -> tuple[nn.Module, Tensor | None]:
+    """Return what is left of a norm, and the gain that the matrix behind it has to take over."""
+    return (Scaled(norm), norm.weight) if isinstance(norm, nn.RMSNorm) else (norm, None)
+
+
+def _join(gain: Tensor | None, *layers: nn.Linear) -> Projection:
+    """Return one layer whose output is that of the given ones behind each other; gain: of its input."""
+    first, bias = layers[0].weight, any(layer.bias is not None for layer in layers)
+    joint = Projection(
+        first.shape[1], sum(layer.out_features for layer in layers), bias, first.device, first.dtype
+    ).requires_grad_(False)
+    weight = torch.cat([layer.weight for layer in layers])
+    joint.weight.copy_(weight if gain is None else weight * gain)
+    if bias:
+        parts = [first.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+        joint.bias.copy_(torch.cat(parts))
+    return joint
+
+
+def _replace(module: Module) -> Module:
+    for name, part in module.named_children():
+        fits = isinstance(part, Layer) and part.norm == "pre" and part.residual
+        setattr(module, name, FusedLayer(cast(Layer, part)) if fits else _replace(part))
+    return module
+
+
+def _lay_out(layers: list[Projection]) -> None:
+    """Store weights by columns, on a CPU one behind the other on huge pages where the system has them."""
+    sizes = [layer.weight.numel() * layer.weight.element_size() for layer in layers]
+    room = _huge_pages(sum(sizes)) if all(layer.weight.device.type == "cpu" for layer in layers) else None
+    for layer, size in zip(layers, sizes, strict=True):
+        columns = layer.weight.data.t().contiguous()
+        if room is not None:
+            part, room = room[:size], room[size:]
+            columns = part.view(columns.dtype).view(columns.shape).copy_(columns)
+        layer.weight.data = columns.t()
+
+
+def _huge_pages(size: int) -> Tensor | None:
+    """Return `size` bytes on huge pages, None where there are none (another system than Linux) or it is too little."""
+    if size < PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    memory = mmap.mmap(-1, size + 2 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % PAGE :][:size]
