@@ -87,10 +87,13 @@ class KVCache:
     def write(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
         """Store the keys and values of the new tokens, without gradients; return those of all slots that are read."""
         assert self._fresh is not None, "admit comes before write"
-        for store, fresh in ((self.keys[layer], keys), (self.values[layer], values)):
-            store.index_copy_(2, self._fresh, fresh.detach().to(store.dtype))
-        end = self.capacity if self.whole else self.length + keys.shape[2]
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+        stored_keys, stored_values = self.keys[layer], self.values[layer]
+        stored_keys.index_copy_(2, self._fresh, keys.detach().to(stored_keys.dtype))
+        stored_values.index_copy_(2, self._fresh, values.detach().to(stored_values.dtype))
+        if self.whole:
+            return stored_keys, stored_values
+        end = self.length + keys.shape[2]
+        return stored_keys.narrow(2, 0, end), stored_values.narrow(2, 0, end)
 
     def commit(self, count: int) -> None:
         """Move on by `count` tokens, after the last layer wrote."""

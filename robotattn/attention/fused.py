@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn import functional as F
 
 from robotattn.attention.caches import KeysValues
 from robotattn.attention.kernels import attend
@@ -31,17 +32,29 @@ def fuse(module: Module) -> Module:
     The copy takes no gradients and its parameters have other names: train and save the original.
     """
     fused = _replace(copy.deepcopy(module).requires_grad_(False).eval())
-    _lay_out([part for part in fused.modules() if isinstance(part, Projection)])
+    _move([part.weight for part in fused.modules() if isinstance(part, Projection)])
+    for part in fused.modules():
+        if isinstance(part, FusedLayer | Projection):  # found at once, not by way of nn.Module's look-up in Python
+            part.__dict__.update({**part._modules, **part._parameters})
     return fused
 
 
-class Projection(nn.Linear):
-    """A linear layer of matrices ``[M, in]``, which can add a residual on the way."""
+class Projection(nn.Module):
+    """A linear layer of matrices ``[M, in]``, which can add a residual on the way; its weight is ``[in, out]``."""
+
+    def __init__(self, weight: Float[Tensor, "d e"], bias: Float[Tensor, " e"] | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m e"]:
+        """Return x W + bias."""
+        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
     def added(self, residual: Float[Tensor, "m e"], x: Float[Tensor, "m d"]) -> Float[Tensor, "m e"]:
-        """Return residual + x W^T + bias."""
-        out = torch.addmm(residual, x, self.weight.t())
-        return out if self.bias is None else out + self.bias
+        """Return residual + x W + bias."""
+        out = torch.addmm(residual, x, self.weight)
+        return out if self.bias is None else out.add_(self.bias)
 
 
 class FusedLayer(nn.Module):
@@ -78,32 +91,38 @@ class FusedLayer(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """Let tokens read each other (`mask`) and the context (`context_mask`), as `Layer` does."""
         rows, count, width = x.shape
-        x = x.flatten(0, 1)  # products of matrices need no views around them
-        joint = self.joint(self.attention_norm(x)).view(rows, count, self.heads + 2 * self.kv_heads, -1)
+        x = x.view(rows * count, width)  # products of matrices need no views around them
+        joint = self.joint.forward(self.attention_norm.forward(x)).view(rows, count, self.heads + 2 * self.kv_heads, -1)
         mixed = self._attend(joint.transpose(1, 2), mask, placed, store)
         x = self.out.added(x, mixed.transpose(1, 2).reshape(rows * count, -1))
         if context is not None:
             queries = self.cross_norm(x).view(rows, count, width)
             x = x + self.cross(queries, context, context_mask).flatten(0, 1)
         if self.up is not None:
-            hidden = self.up(self.feedforward_norm(x))
-            gate, up = hidden.chunk(2, dim=-1) if self.gated else (hidden, None)
-            hidden = self.activation(gate)
-            x = self.down.added(x, hidden if up is None else hidden * up)
+            hidden = self.up.forward(self.feedforward_norm.forward(x))
+            if self.gated:
+                gate, up = hidden.chunk(2, dim=-1)
+                hidden = F.silu(gate).mul_(up)
+            else:
+                hidden = self.activation(hidden)
+            x = self.down.added(x, hidden)
         return x.view(rows, count, width)
 
     def _attend(self, joint: Tensor, mask: Tensor | None, placed: Placed, store: Store | None) -> Tensor:
         """Attend with the first heads of ``[B, heads + 2 kv, N, d]`` to the others and what `store` gives back."""
-        heads = self.heads + self.kv_heads
-        both, v = joint[:, :heads], joint[:, heads:]
-        if self.query_norm is not None and self.key_norm is not None:
-            both = torch.cat([self.query_norm(both[:, : self.heads]), self.key_norm(both[:, self.heads :])], dim=1)
-        both = placed.turn(both)
-        q, k = both[:, : self.heads], both[:, self.heads :]
+        q, k, v = joint.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if placed.rotation is not None or self.query_norm is not None:
+            both = joint[:, :self.heads + self.kv_heads]
+            if self.query_norm is not None and self.key_norm is not None:
+                both = torch.cat([self.query_norm(q), self.key_norm(k)], dim=1)
+            q, k = placed.turn(both).split((self.heads, self.kv_heads), dim=1)
         if store is not None:
             k, v = store(k, v)
-        one = joint.shape[2] == 1 and store is not None  # one query, and a cache is clean where it is masked
-        return attend(q, k, v, mask, self.kernel, bias=placed.scores(q, self.scale), clean=True if one else None)
+        bias = placed.scores(q, self.scale)
+        if mask is None and bias is None and self.kernel == "sdpa" and self.heads == self.kv_heads and q.dtype == torch.float32:
+            return F.scaled_dot_product_attention(q, k, v)  # nothing that `attend` would have to look at
+        one = q.shape[2] == 1 and store is not None  # one query, and a cache is clean where it is masked
+        return attend(q, k, v, mask, self.kernel, bias=bias, clean=True if one else None)
 
 
 class Scaled(nn.Module):
@@ -127,16 +146,12 @@ def _norm(norm: nn.Module) -> tuple[nn.Module, Tensor | None]:
 
 def _join(gain: Tensor | None, *layers: nn.Linear) -> Projection:
     """Return one layer whose output is that of the given ones behind each other; gain: of its input."""
-    first, bias = layers[0].weight, any(layer.bias is not None for layer in layers)
-    joint = Projection(
-        first.shape[1], sum(layer.out_features for layer in layers), bias, first.device, first.dtype
-    ).requires_grad_(False)
-    weight = torch.cat([layer.weight for layer in layers])
-    joint.weight.copy_(weight if gain is None else weight * gain)
-    if bias:
-        parts = [first.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
-        joint.bias.copy_(torch.cat(parts))
-    return joint
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    weight = weight if gain is None else weight * gain.detach()
+    if all(layer.bias is None for layer in layers):
+        return Projection(weight.t().contiguous(), None)
+    parts = [weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers]
+    return Projection(weight.t().contiguous(), torch.cat(parts))
 
 
 def _replace(module: Module) -> Module:
@@ -146,16 +161,13 @@ def _replace(module: Module) -> Module:
     return module
 
 
-def _lay_out(layers: list[Projection]) -> None:
-    """Store weights by columns, on a CPU one behind the other on huge pages where the system has them."""
-    sizes = [layer.weight.numel() * layer.weight.element_size() for layer in layers]
-    room = _huge_pages(sum(sizes)) if all(layer.weight.device.type == "cpu" for layer in layers) else None
-    for layer, size in zip(layers, sizes, strict=True):
-        columns = layer.weight.data.t().contiguous()
-        if room is not None:
-            part, room = room[:size], room[size:]
-            columns = part.view(columns.dtype).view(columns.shape).copy_(columns)
-        layer.weight.data = columns.t()
+def _move(weights: list[nn.Parameter]) -> None:
+    """Put weights one behind the other on huge pages, where the system has them."""
+    sizes = [weight.numel() * weight.element_size() for weight in weights]
+    room = _huge_pages(sum(sizes)) if all(weight.device.type == "cpu" for weight in weights) else None
+    if room is not None:
+        for weight, part in zip(weights, room.split(sizes), strict=True):
+            weight.data = part.view(weight.dtype).view(weight.shape).copy_(weight)
 
 
 def _huge_pages(size: int) -> Tensor | None:

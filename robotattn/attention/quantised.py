@@ -1,0 +1,75 @@
+"""Linear layers with int8 weights, for inference on CPUs: a fourth of the bytes, one scale for each output.
+
+One to four rows (a token at a time): weights alone are rounded, inputs are bfloat16, and bandwidth is all it costs.
+More rows: inputs are rounded to int8 as well, one scale a row, so that what a row gives never depends on its batch.
+"""
+
+import copy
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from robotattn.attention.fused import Projection
+
+FEW = 4  # rows up to which the product with rounded weights alone is the faster one
+LARGEST = 127.0
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def quantise(module: Module) -> Module:
+    """Return a copy for inference whose linear layers (also those of `fuse`) hold int8 weights; biases stay as they are.
+
+    Raises ValueError for a module that is not on a CPU, naming the parameter: there are no such kernels elsewhere.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.device.type != "cpu":
+            raise ValueError(f"{name} is on {parameter.device}: int8 weights work on a CPU only, move the module first")
+    return _replace(copy.deepcopy(module).requires_grad_(False).eval())
+
+
+class Int8Linear(nn.Module):
+    """x W^T + bias with W in int8. weight: ``[out, in]``."""
+
+    def __init__(self, weight: Float[Tensor, "e d"], bias: Tensor | None) -> None:
+        super().__init__()
+        scale = (weight.abs().amax(dim=1).float() / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+        scale = (scale * (1.0 + 2.0**-8)).bfloat16()  # what the kernel takes; rounded up, so that nothing is cut off
+        rounded = (weight.float() / scale.float()[:, None]).round().clamp(-LARGEST, LARGEST)
+        self.register_buffer("weight", rounded.to(torch.int8).contiguous())
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
+        """Return the product, of x's type. Raises ValueError for an input that is not on a CPU."""
+        if x.device.type != "cpu":
+            raise ValueError(f"the input is on {x.device}: int8 weights work on a CPU only")
+        rows = x.reshape(-1, x.shape[-1])
+        out = self._few(rows) if len(rows) <= FEW else self._many(rows)
+        if self.bias is not None:
+            out = out + self.bias
+        return out.view(*x.shape[:-1], -1)
+
+    def added(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return residual + x W^T + bias."""
+        return residual + self(x)
+
+    def _few(self, x: Tensor) -> Tensor:
+        return torch._weight_int8pack_mm(x.bfloat16(), self.weight, self.scale).to(x.dtype)
+
+    def _many(self, x: Tensor) -> Tensor:
+        step = (x.float().abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+        products = torch._int_mm((x / step).round().to(torch.int8), self.weight.t())
+        return (products.float() * step * self.scale.float()).to(x.dtype)
+
+
+def _replace(module: Module) -> Module:
+    for name, part in module.named_children():
+        if isinstance(part, nn.Linear | Projection):
+            weight = part.weight.t() if isinstance(part, Projection) else part.weight
+            setattr(module, name, Int8Linear(weight.detach(), part.bias))
+        else:
+            _replace(part)
+    return module
