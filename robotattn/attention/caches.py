@@ -64,6 +64,8 @@ class KVCache:
 
     def slots(self, count: int) -> Tensor:
         """Return the slots of the next `count` tokens, ``[count]``."""
+        if count == 1:
+            return self.position.clone()
         return self.position + torch.arange(count, device=self.position.device)
 
     def next_positions(self) -> Float[Tensor, " b"]:
@@ -88,8 +90,10 @@ class KVCache:
         """Store the keys and values of the new tokens, without gradients; return those of all slots that are read."""
         assert self._fresh is not None, "admit comes before write"
         stored_keys, stored_values = self.keys[layer], self.values[layer]
-        stored_keys.index_copy_(2, self._fresh, keys.detach().to(stored_keys.dtype))
-        stored_values.index_copy_(2, self._fresh, values.detach().to(stored_values.dtype))
+        if keys.requires_grad or values.requires_grad or keys.dtype != stored_keys.dtype:
+            keys, values = (fresh.detach().to(stored_keys.dtype) for fresh in (keys, values))
+        stored_keys.index_copy_(2, self._fresh, keys)
+        stored_values.index_copy_(2, self._fresh, values)
         if self.whole:
             return stored_keys, stored_values
         end = self.length + keys.shape[2]

@@ -9,12 +9,12 @@ product. Sums are taken in another order, so results agree to rounding and not t
 
 import copy
 import mmap
+from collections.abc import Sequence
 from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn import functional as F
 
 from robotattn.attention.caches import KeysValues
@@ -32,10 +32,8 @@ def fuse(module: Module) -> Module:
     The copy takes no gradients and its parameters have other names: train and save the original.
     """
     fused = _replace(copy.deepcopy(module).requires_grad_(False).eval())
-    _move([part.weight for part in fused.modules() if isinstance(part, Projection)])
-    for part in fused.modules():
-        if isinstance(part, FusedLayer | Projection):  # found at once, not by way of nn.Module's look-up in Python
-            part.__dict__.update({**part._modules, **part._parameters})
+    move([part.weight for part in fused.modules() if isinstance(part, Projection)])
+    shorten(fused)
     return fused
 
 
@@ -51,6 +49,8 @@ class Projection(nn.Module):
         """Return x W + bias."""
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
+    raw = forward  # of whatever type is at hand: bfloat16 where weights are int8
+
     def added(self, residual: Float[Tensor, "m e"], x: Float[Tensor, "m d"]) -> Float[Tensor, "m e"]:
         """Return residual + x W + bias."""
         out = torch.addmm(residual, x, self.weight)
@@ -65,6 +65,7 @@ class FusedLayer(nn.Module):
         attention = layer.attention
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
         self.kernel, self.scale = attention.kernel, attention.scale
+        self.plain = self.kernel == "sdpa" and self.heads == self.kv_heads
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.attention_norm, gain = _norm(layer.attention_norm)
         self.joint = _join(gain, attention.query, attention.key, attention.value)
@@ -72,7 +73,7 @@ class FusedLayer(nn.Module):
         if hasattr(layer, "cross"):
             self.cross, self.cross_norm = layer.cross, layer.cross_norm
         self.gated = isinstance(layer.feedforward, SwiGLU)
-        self.up: nn.Module | None = None
+        self.up = None
         if layer.feedforward is not None:
             self.feedforward_norm, gain = _norm(layer.feedforward_norm)
             *first, last = (part for part in layer.feedforward.children() if isinstance(part, nn.Linear))
@@ -99,7 +100,7 @@ class FusedLayer(nn.Module):
             queries = self.cross_norm(x).view(rows, count, width)
             x = x + self.cross(queries, context, context_mask).flatten(0, 1)
         if self.up is not None:
-            hidden = self.up.forward(self.feedforward_norm.forward(x))
+            hidden = self.up.raw(self.feedforward_norm.forward(x))
             if self.gated:
                 gate, up = hidden.chunk(2, dim=-1)
                 hidden = F.silu(gate).mul_(up)
@@ -110,38 +111,39 @@ class FusedLayer(nn.Module):
 
     def _attend(self, joint: Tensor, mask: Tensor | None, placed: Placed, store: Store | None) -> Tensor:
         """Attend with the first heads of ``[B, heads + 2 kv, N, d]`` to the others and what `store` gives back."""
-        q, k, v = joint.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        if placed.rotation is not None or self.query_norm is not None:
-            both = joint[:, :self.heads + self.kv_heads]
-            if self.query_norm is not None and self.key_norm is not None:
-                both = torch.cat([self.query_norm(q), self.key_norm(k)], dim=1)
-            q, k = placed.turn(both).split((self.heads, self.kv_heads), dim=1)
+        both, v = joint.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            both = torch.cat([self.query_norm(both[:, : self.heads]), self.key_norm(both[:, self.heads :])], dim=1)
+        q, k = placed.turn(both).split((self.heads, self.kv_heads), dim=1)
         if store is not None:
             k, v = store(k, v)
         bias = placed.scores(q, self.scale)
-        if mask is None and bias is None and self.kernel == "sdpa" and self.heads == self.kv_heads and q.dtype == torch.float32:
+        if mask is None and bias is None and self.plain and q.dtype == torch.float32:
             return F.scaled_dot_product_attention(q, k, v)  # nothing that `attend` would have to look at
         one = q.shape[2] == 1 and store is not None  # one query, and a cache is clean where it is masked
         return attend(q, k, v, mask, self.kernel, bias=bias, clean=True if one else None)
 
 
-class Scaled(nn.Module):
-    """RMSNorm without its gain, in three kernels: torch's own takes nine on a CPU."""
+class FusedRMSNorm(nn.Module):
+    """RMSNorm in three or four kernels: torch's own takes nine on a CPU. Without a gain if a matrix took it over."""
 
-    def __init__(self, norm: nn.RMSNorm) -> None:
+    def __init__(self, norm: nn.RMSNorm, gain: bool) -> None:
         super().__init__()
         eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
-        self.eps = norm.weight.new_full((1, 1, 1), eps)
+        self.register_buffer("eps", norm.weight.detach().new_full((1, 1, 1), eps), persistent=False)
+        self.weight = norm.weight if gain else None
 
-    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """Divide by the root of the mean square."""
-        square = torch.baddbmm(self.eps, x[:, None], x[:, :, None], alpha=1.0 / x.shape[1])
-        return x * square.rsqrt_()[:, :, 0]
+        rows = x.reshape(-1, x.shape[-1])
+        square = torch.baddbmm(self.get_buffer("eps"), rows[:, None], rows[:, :, None], alpha=1.0 / x.shape[-1])
+        rows = rows * square.rsqrt_()[:, :, 0]
+        return (rows if self.weight is None else rows * self.weight).view(x.shape)
 
 
 def _norm(norm: nn.Module) -> tuple[nn.Module, Tensor | None]:
     """Return what is left of a norm, and the gain that the matrix behind it has to take over."""
-    return (Scaled(norm), norm.weight) if isinstance(norm, nn.RMSNorm) else (norm, None)
+    return (FusedRMSNorm(norm, False), norm.weight) if isinstance(norm, nn.RMSNorm) else (norm, None)
 
 
 def _join(gain: Tensor | None, *layers: nn.Linear) -> Projection:
@@ -156,12 +158,23 @@ def _join(gain: Tensor | None, *layers: nn.Linear) -> Projection:
 
 def _replace(module: Module) -> Module:
     for name, part in module.named_children():
-        fits = isinstance(part, Layer) and part.norm == "pre" and part.residual
-        setattr(module, name, FusedLayer(cast(Layer, part)) if fits else _replace(part))
+        if isinstance(part, Layer) and part.norm == "pre" and part.residual:
+            setattr(module, name, FusedLayer(part))
+        elif isinstance(part, nn.RMSNorm):
+            setattr(module, name, FusedRMSNorm(part, True))
+        else:
+            _replace(part)
     return module
 
 
-def _move(weights: list[nn.Parameter]) -> None:
+def shorten(module: nn.Module) -> None:
+    """Let fused layers find their parts at once and not by way of the look-up that nn.Module has in Python."""
+    for part in module.modules():
+        if isinstance(part, FusedLayer | FusedRMSNorm | Projection):
+            part.__dict__.update({**part._modules, **part._parameters})
+
+
+def move(weights: Sequence[Tensor]) -> None:
     """Put weights one behind the other on huge pages, where the system has them."""
     sizes = [weight.numel() * weight.element_size() for weight in weights]
     room = _huge_pages(sum(sizes)) if all(weight.device.type == "cpu" for weight in weights) else None

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from robotattn.attention.fused import Projection
+from robotattn.attention.fused import Projection, move, shorten
 
 FEW = 4  # rows up to which the product with rounded weights alone is the faster one
 LARGEST = 127.0
@@ -20,14 +20,20 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def quantise(module: Module) -> Module:
-    """Return a copy for inference whose linear layers (also those of `fuse`) hold int8 weights; biases stay as they are.
+    """Return a copy for inference whose linear layers (those of `fuse` too) hold int8 weights; biases stay as they are.
 
     Raises ValueError for a module that is not on a CPU, naming the parameter: there are no such kernels elsewhere.
     """
     for name, parameter in module.named_parameters():
         if parameter.device.type != "cpu":
             raise ValueError(f"{name} is on {parameter.device}: int8 weights work on a CPU only, move the module first")
-    return _replace(copy.deepcopy(module).requires_grad_(False).eval())
+    quantised = _replace(copy.deepcopy(module).requires_grad_(False).eval())
+    layers = [part for part in quantised.modules() if isinstance(part, Int8Linear)]
+    move([layer.weight for layer in layers])
+    for layer in layers:
+        layer.__dict__.update(layer._buffers)
+    shorten(quantised)
+    return quantised
 
 
 class Int8Linear(nn.Module):
@@ -44,20 +50,21 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return the product, of x's type. Raises ValueError for an input that is not on a CPU."""
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        out = self.raw(rows).to(x.dtype)
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
+
+    def raw(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m e"]:
+        """Return the product in bfloat16 for a few rows, of x's type for many."""
         if x.device.type != "cpu":
             raise ValueError(f"the input is on {x.device}: int8 weights work on a CPU only")
-        rows = x.reshape(-1, x.shape[-1])
-        out = self._few(rows) if len(rows) <= FEW else self._many(rows)
-        if self.bias is not None:
-            out = out + self.bias
-        return out.view(*x.shape[:-1], -1)
+        few = x.shape[0] <= FEW
+        out = torch._weight_int8pack_mm(x.bfloat16(), self.weight, self.scale) if few else self._many(x)
+        return out if self.bias is None else out + self.bias
 
     def added(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + x W^T + bias."""
-        return residual + self(x)
-
-    def _few(self, x: Tensor) -> Tensor:
-        return torch._weight_int8pack_mm(x.bfloat16(), self.weight, self.scale).to(x.dtype)
+        return residual + self.raw(x)
 
     def _many(self, x: Tensor) -> Tensor:
         step = (x.float().abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)

@@ -168,7 +168,7 @@ def _numbers(x: Tensor, valid: Tensor | None, cache: Cache | None) -> Tensor:
     if valid is not None:
         return row_positions(valid, start)
     assert start is not None
-    return start[:, None] + torch.arange(x.shape[1], device=x.device)
+    return start[:, None] if x.shape[1] == 1 else start[:, None] + torch.arange(x.shape[1], device=x.device)
 
 
 def _allowed(
