@@ -216,7 +216,7 @@ def blockwise(sizes: Sizes, rounds: int, seed: int) -> dict[str, Any]:
             f"{slow} / kept": summary([a / b for a, b in zip(times[slow], times["kept"], strict=True)])
             for slow in ("projected anew", "encoded anew")
         },
-        "with_prefill": summary(
+        "ratio_with_prefill": summary(
             [
                 (p + a) / (p + b)
                 for p, a, b in zip(times["prefill"], times["projected anew"], times["kept"], strict=True)

@@ -65,6 +65,7 @@ class FusedLayer(nn.Module):
         attention = layer.attention
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
         self.kernel, self.scale = attention.kernel, attention.scale
+        self.head = attention.query.out_features // self.heads
         self.plain = self.kernel == "sdpa" and self.heads == self.kv_heads
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.attention_norm, gain = _norm(layer.attention_norm)
@@ -92,10 +93,14 @@ class FusedLayer(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """Let tokens read each other (`mask`) and the context (`context_mask`), as `Layer` does."""
         rows, count, width = x.shape
-        x = x.view(rows * count, width)  # products of matrices need no views around them
-        joint = self.joint.forward(self.attention_norm.forward(x)).view(rows, count, self.heads + 2 * self.kv_heads, -1)
-        mixed = self._attend(joint.transpose(1, 2), mask, placed, store)
-        x = self.out.added(x, mixed.transpose(1, 2).reshape(rows * count, -1))
+        x = x.reshape(rows * count, width)  # products of matrices need no views around them
+        joint = self.joint.forward(self.attention_norm.forward(x))
+        if count == 1:  # nothing to be transposed
+            mixed = self._attend(joint.view(rows, -1, 1, self.head), mask, placed, store).view(rows, -1)
+        else:
+            joint = joint.view(rows, count, -1, self.head).transpose(1, 2)
+            mixed = self._attend(joint, mask, placed, store).transpose(1, 2).reshape(rows * count, -1)
+        x = self.out.added(x, mixed)
         if context is not None:
             queries = self.cross_norm(x).view(rows, count, width)
             x = x + self.cross(queries, context, context_mask).flatten(0, 1)
@@ -130,15 +135,20 @@ class FusedRMSNorm(nn.Module):
     def __init__(self, norm: nn.RMSNorm, gain: bool) -> None:
         super().__init__()
         eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
-        self.register_buffer("eps", norm.weight.detach().new_full((1, 1, 1), eps), persistent=False)
+        self.eps = nn.Parameter(norm.weight.detach().new_full((1, 1, 1), eps), requires_grad=False)
         self.weight = norm.weight if gain else None
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """Divide by the root of the mean square."""
-        rows = x.reshape(-1, x.shape[-1])
-        square = torch.baddbmm(self.get_buffer("eps"), rows[:, None], rows[:, :, None], alpha=1.0 / x.shape[-1])
-        rows = rows * square.rsqrt_()[:, :, 0]
-        return (rows if self.weight is None else rows * self.weight).view(x.shape)
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        alpha = 1.0 / x.shape[-1]
+        if len(rows) == 1:
+            square = torch.addmm(self.eps[0], rows, rows.t(), alpha=alpha)
+        else:
+            square = torch.baddbmm(self.eps, rows[:, None], rows[:, :, None], alpha=alpha)[:, :, 0]
+        rows = rows * square.rsqrt_()
+        rows = rows if self.weight is None else rows * self.weight
+        return rows if x.dim() == 2 else rows.view(x.shape)
 
 
 def _norm(norm: nn.Module) -> tuple[nn.Module, Tensor | None]:

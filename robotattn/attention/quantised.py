@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from robotattn.attention.fused import Projection, move, shorten
 
 FEW = 4  # rows up to which the product with rounded weights alone is the faster one
+DEPTH = 16  # torch's int8 kernels read beyond the end or return garbage unless the inputs are a multiple of this
 LARGEST = 127.0
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -37,14 +38,15 @@ def quantise(module: Module) -> Module:
 
 
 class Int8Linear(nn.Module):
-    """x W^T + bias with W in int8. weight: ``[out, in]``."""
+    """x W^T + bias with W in int8, ``[out, in]``, the inputs padded with zeros to a multiple of `DEPTH`."""
 
     def __init__(self, weight: Float[Tensor, "e d"], bias: Tensor | None) -> None:
         super().__init__()
         scale = (weight.abs().amax(dim=1).float() / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
         scale = (scale * (1.0 + 2.0**-8)).bfloat16()  # what the kernel takes; rounded up, so that nothing is cut off
         rounded = (weight.float() / scale.float()[:, None]).round().clamp(-LARGEST, LARGEST)
-        self.register_buffer("weight", rounded.to(torch.int8).contiguous())
+        self.missing = -weight.shape[1] % DEPTH
+        self.register_buffer("weight", nn.functional.pad(rounded, (0, self.missing)).to(torch.int8).contiguous())
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
 
@@ -58,13 +60,14 @@ class Int8Linear(nn.Module):
         """Return the product in bfloat16 for a few rows, of x's type for many."""
         if x.device.type != "cpu":
             raise ValueError(f"the input is on {x.device}: int8 weights work on a CPU only")
+        x = nn.functional.pad(x, (0, self.missing)) if self.missing else x
         few = x.shape[0] <= FEW
         out = torch._weight_int8pack_mm(x.bfloat16(), self.weight, self.scale) if few else self._many(x)
         return out if self.bias is None else out + self.bias
 
     def added(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + x W^T + bias."""
-        return residual + self.raw(x)
+        return residual + self.raw(x)  # what comes is bfloat16 and what goes is the residual's type
 
     def _many(self, x: Tensor) -> Tensor:
         step = (x.float().abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
