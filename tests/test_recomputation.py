@@ -79,7 +79,7 @@ def test_no_projection_of_keys_or_values_ever_sees_more_than_the_new_tokens(case
 
 
 def test_decoding_again_gives_the_same_and_leaves_the_memory_as_it_was(case):
-    name, policy, memory, _, _ = case
+    _, policy, memory, _, _ = case
     before = [part.clone() for pair in memory.context for part in pair]
     with torch.no_grad():
         assert torch.equal(policy.decode(memory), policy.decode(memory))

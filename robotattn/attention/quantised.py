@@ -40,6 +40,10 @@ def quantise(module: Module) -> Module:
 class Int8Linear(nn.Module):
     """x W^T + bias with W in int8, ``[out, in]``, the inputs padded with zeros to a multiple of `DEPTH`."""
 
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
     def __init__(self, weight: Float[Tensor, "e d"], bias: Tensor | None) -> None:
         super().__init__()
         scale = (weight.abs().amax(dim=1).float() / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
