@@ -48,7 +48,7 @@ class Bench:
 
     rounds: int = 9
     """Rounds of A B A B."""
-    train_steps: int = 60
+    train_steps: int = 70
     """Updates of the Llama before its tokens are compared with those of its int8 copy."""
     prompts: int = 8
     """Prefixes over which tokens are compared."""

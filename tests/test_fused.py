@@ -120,11 +120,11 @@ def test_rms_norm_equals_torch(rows):
 # ------------------------------------------------------------------------------------------ int8
 
 
-@pytest.mark.parametrize("rows", [1, 4, 5, 40])
+@pytest.mark.parametrize("rows", [0, 1, 16, 17, 40])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("inputs", [1, 5, 24, 32, 100])
 def test_int8_products_are_within_the_rounding_of_weights_and_inputs(rows, bias, inputs):
-    """A weight is off by half a step at most, and so is an input: bfloat16, or int8 with a step for each row.
+    """A weight is off by half a step at most, and so is an input in bfloat16.
 
     Of numbers of inputs that are no multiple of 16, torch's own kernels return garbage or crash.
     """
@@ -133,11 +133,10 @@ def test_int8_products_are_within_the_rounding_of_weights_and_inputs(rows, bias,
     layer = quantise(nn.Sequential(linear))[0]
     assert isinstance(layer, Int8Linear) and layer.weight.dtype == torch.int8
     steps = linear.weight.abs().amax(1) / 127 * 1.01
-    off = x.abs() * 2**-8 if rows <= 4 else x.abs().amax(1, keepdim=True).expand_as(x) / 127 * 0.51
-    limit = x.abs().sum(1, keepdim=True) * steps / 2 + off @ (linear.weight.abs().T + steps / 2)
+    limit = x.abs().sum(1, keepdim=True) * steps / 2 + x.abs() * 2**-8 @ (linear.weight.abs().T + steps / 2)
     limit = limit + linear(x).abs() * 2**-7 + 1e-3
     assert ((layer(x) - linear(x)).abs() <= limit).all()
-    assert (layer(x) - linear(x)).norm() < 0.03 * linear(x).norm()
+    assert (layer(x) - linear(x)).norm() <= 0.02 * linear(x).norm()
 
 
 def test_int8_weights_are_a_fourth_of_the_bytes_and_the_bias_is_exact():
