@@ -54,7 +54,8 @@ def remember(kv: PrefixKV, tokens: Tokens, condition: Tensor) -> Memory:
 def recall(memory: Memory) -> PrefixKV:
     """Return the prefix that `remember` kept, as the cache that action tokens read."""
     keys, values = zip(*memory.context, strict=True)
-    return PrefixKV(keys, values, memory.mask, row_positions(memory.mask))
+    padded = memory.mask.device.type != "cpu" or not bool(memory.mask.all())  # elsewhere a look would have to wait
+    return PrefixKV(keys, values, memory.mask, row_positions(memory.mask), padded)
 
 
 class BlockFields(Fields, Protocol):

@@ -11,6 +11,7 @@ from robotattn.attention.efficient import (
     random_features,
     window_attend,
 )
+from robotattn.attention.fused import fuse
 from robotattn.attention.kernels import attend, weights
 from robotattn.attention.layers import (
     Attention,
@@ -40,6 +41,7 @@ from robotattn.attention.positions import (
     row_positions,
     sinusoidal,
 )
+from robotattn.attention.quantised import quantise
 from robotattn.attention.scores import AdditiveAttention, gaussian_weights
 from robotattn.attention.transformer import Decoder, Encoder, Transformer
 
@@ -78,6 +80,7 @@ __all__ = [
     "alibi_slopes",
     "attend",
     "audit_mask",
+    "fuse",
     "gaussian_weights",
     "grid_sinusoidal",
     "kv_bytes",
@@ -85,6 +88,7 @@ __all__ = [
     "make_position",
     "masks",
     "performer_attend",
+    "quantise",
     "random_features",
     "reachable",
     "rotate",

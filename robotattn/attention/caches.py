@@ -64,32 +64,45 @@ class KVCache:
 
     def slots(self, count: int) -> Tensor:
         """Return the slots of the next `count` tokens, ``[count]``."""
+        if count == 1:
+            return self.position.clone()
         return self.position + torch.arange(count, device=self.position.device)
 
     def next_positions(self) -> Float[Tensor, " b"]:
         """Return for each row the position of its next real token: one more than its last, 0 if it has none."""
+        if self.length and self._plain:
+            return self.positions[:, : self.length].amax(dim=1) + 1.0
         return torch.where(self._written(), self.positions + 1.0, 0.0).amax(dim=1)
 
     def admit(self, valid: Tensor | None, positions: Tensor, count: int) -> tuple[Tensor | None, Tensor]:
         """Register new tokens; return of all slots to be read the validity (None: all are) and the positions [B, S]."""
-        self._fresh = self.slots(count)
+        self._fresh, rows = self.slots(count), len(self.valid)
         self.padded = self.padded or valid is not None
+        self.positions.index_copy_(1, self._fresh, positions.float().expand(rows, -1))
+        if self._plain:
+            return None, self.positions[:, : self.length + count]
         self.valid.copy_(self._written())  # forgets a pass that failed before its commit
-        self.valid.index_copy_(1, self._fresh, self.valid.new_ones(len(self.valid), count) if valid is None else valid)
-        self.positions.index_copy_(1, self._fresh, positions.float().expand(len(self.valid), -1))
+        self.valid.index_copy_(1, self._fresh, self.valid.new_ones(rows, count) if valid is None else valid)
         end = self.capacity if self.whole else self.length + count
-        return self.valid[:, :end] if self.padded or self.whole else None, self.positions[:, :end]
+        return self.valid[:, :end], self.positions[:, :end]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
         """Store the keys and values of the new tokens, without gradients; return those of all slots that are read."""
         assert self._fresh is not None, "admit comes before write"
-        for store, fresh in ((self.keys[layer], keys), (self.values[layer], values)):
-            store.index_copy_(2, self._fresh, fresh.detach().to(store.dtype))
-        end = self.capacity if self.whole else self.length + keys.shape[2]
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+        stored_keys, stored_values = self.keys[layer], self.values[layer]
+        if keys.requires_grad or values.requires_grad or keys.dtype != stored_keys.dtype:
+            keys, values = (fresh.detach().to(stored_keys.dtype) for fresh in (keys, values))
+        stored_keys.index_copy_(2, self._fresh, keys)
+        stored_values.index_copy_(2, self._fresh, values)
+        if self.whole:
+            return stored_keys, stored_values
+        end = self.length + keys.shape[2]
+        return stored_keys.narrow(2, 0, end), stored_values.narrow(2, 0, end)
 
     def commit(self, count: int) -> None:
         """Move on by `count` tokens, after the last layer wrote."""
+        if self._plain:
+            self.valid[:, self.length : self.length + count] = True
         self.position += count
         self.length += count
 
@@ -136,6 +149,11 @@ class KVCache:
     def used_bytes(self) -> int:
         """Bytes of the slots in use."""
         return self.bytes * self.length // self.capacity
+
+    @property
+    def _plain(self) -> bool:
+        """Whether all slots before `length` hold real tokens and no other is read: then nothing need be looked up."""
+        return not self.padded and not self.whole
 
     def _written(self) -> Tensor:
         return self.valid & (torch.arange(self.capacity, device=self.valid.device) < self.position)

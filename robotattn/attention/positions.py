@@ -7,6 +7,7 @@ the tokens at the input, `place` prepares, once for all layers, what the scores 
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 PositionKind = Literal["none", "sinusoidal", "learned", "rotary", "alibi", "shaw", "buckets", "time"]
-Rotation = tuple[Tensor, Tensor]  # cosine and sine, [B|1, 1, N, d / 2]
+Rotation = tuple[Tensor, Tensor]  # cosine, and sine of the sign its half has, [B|1, 1, N, d]
 
 
 @dataclass(frozen=True)
@@ -250,15 +251,24 @@ def row_positions(valid: Bool[Tensor, "b n"], start: Tensor | None = None) -> Fl
 
 def _angles(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> Rotation:
     precise = _precise(dtype)
-    frequency = base ** (-torch.arange(0, width, 2, device=positions.device, dtype=precise) / width)
+    make = _frequencies.__wrapped__ if torch.compiler.is_compiling() else _frequencies
+    frequency, sign = make(width, base, precise, positions.device)
     angle = positions.to(precise)[:, None, :, None] * frequency
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    return angle.cos().to(dtype), (angle.sin() * sign).to(dtype)
+
+
+@lru_cache(maxsize=32)
+def _frequencies(width: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return, for each component, how fast it turns and the sign of its sine: the same for all tokens and layers."""
+    with torch.inference_mode(False):
+        frequency = base ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
+        sign = torch.ones_like(frequency)
+        return torch.cat([frequency, frequency]), torch.cat([-sign, sign])
 
 
 def _turn(x: Tensor, rotation: Rotation) -> Tensor:
     cosine, sine = rotation
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+    return x * cosine + x.roll(x.shape[-1] // 2, -1) * sine
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:

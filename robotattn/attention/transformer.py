@@ -176,12 +176,14 @@ def _numbers(x: Tensor, valid: Tensor | None, cache: Cache | None) -> Tensor:
     if valid is not None:
         return row_positions(valid, start)
     assert start is not None
-    return start[:, None] + torch.arange(x.shape[1], device=x.device)
+    return start[:, None] if x.shape[1] == 1 else start[:, None] + torch.arange(x.shape[1], device=x.device)
 
 
 def _allowed(
     mask: Mask | Tensor | None, known: Tensor | None, cache: Cache | None, count: int, keys: int, device: torch.device
 ) -> Tensor | None:
+    if isinstance(mask, Mask) and cache is not None and keys == cache.length + count:
+        mask = None if mask.hides_nothing(cache.length, count) else mask
     if isinstance(mask, Mask):
         mask = mask.build(count if cache is None else cache.slots(count), keys, device)
     return masks.combine(mask, None if known is None else masks.padding(known))
