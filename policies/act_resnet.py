@@ -266,8 +266,11 @@ class Style(nn.Module):
         batch = len(actions)
         x = torch.cat([self.summary.expand(batch, 1, -1), self.state(state)[:, None], self.action(actions)], dim=1)
         valid = masks.padding(torch.cat([mask.new_ones(batch, 2), mask], dim=1))
-        for layer in self.encoder:
-            x = layer(x, valid, placed=Placed(added=self.get_buffer("places").to(x.dtype)))
+        places = self.get_buffer("places").to(x.dtype)
+        *layers, last = [layer for layer in self.encoder if isinstance(layer, Layer)]
+        for layer in layers:
+            x = layer(x, valid, placed=Placed(added=places))
+        x = _first(last, x, valid, places)
         mean, log_variance = self.head(x[:, 0]).float().chunk(2, dim=-1)
         divergence = -0.5 * (1.0 + log_variance - mean.square() - log_variance.exp()).sum(-1).mean()
         return mean + torch.randn_like(mean) * (0.5 * log_variance).exp(), divergence
@@ -279,6 +282,14 @@ def masked_rows(group: TokenGroup) -> Tensor:
         return group.tokens.mean(dim=1)
     weights = group.mask[..., None].to(group.tokens.dtype)
     return (group.tokens * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
+
+
+def _first(layer: Layer, x: Tensor, valid: Tensor, places: Tensor) -> Tensor:
+    """Return what a post-norm layer makes of the first token ``[B, 1, D]``: nobody reads the others any more."""
+    pair, one = layer.attention.keys_values(x, Placed(added=places)), Placed(added=places[:, :1])
+    x = layer.attention_norm(x[:, :1] + layer.dropout(layer.attention(x[:, :1], pair, valid, placed=one)))
+    assert layer.feedforward is not None
+    return layer.feedforward_norm(x + layer.dropout(layer.feedforward(x)))
 
 
 def _initialise(*modules: nn.Module) -> None:
