@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robotattn.attention import FeedForward, Layer, TransformerConfig, alternating, grid_turns, masks
+from robotattn.attention.caches import KeysValues
 from robotattn.attention.positions import Placed
 from robotattn.policies.base import Batch, Memory, Policy, action_errors, masked_mean
 from robotattn.policies.prefix import OBJECTS, STATE_LIMIT, at_least
@@ -104,7 +105,8 @@ class ACTResNet(Policy):
     def __init__(self, config: ACTResNetConfig) -> None:
         super().__init__(config.action_mode)
         self.config, width = config, config.width
-        self.images = TrunkTokens(config.cameras, width, config.stem_channels, config.colour_jitter)
+        trunk = (config.cameras, width, config.stem_channels, config.colour_jitter)
+        self.images = TrunkTokens(*trunk) if config.cameras else None
         self.state = nn.Linear(STATE_SIZE, width)
         self.objects = ObjectTokens(POSE_SIZE + len(COLOURS), width) if config.objects else None
         self.text = InstructionEncoder(config.vocabulary, config.text_width) if config.instruction else None
@@ -148,9 +150,10 @@ class ACTResNet(Policy):
 
     def predict(self, memory: Memory) -> Tensor:
         """Return what the head gives, normalised actions ``[B, H, A]``, the gripper as a number."""
-        placed = Placed(added=self.queries[None])
-        x, mask = self.queries.new_zeros(len(memory.state), *self.queries.shape), self._mask(memory.mask)
-        for layer, pair in zip(self.decoder, memory.context, strict=True):
+        placed, mask = Placed(added=self.queries[None]), self._mask(memory.mask)
+        first, *rest = self._decoders()
+        x = _from_zeros(first, len(memory.state), memory.context[0], mask, placed)
+        for layer, pair in zip(rest, memory.context[1:], strict=True):
             x = layer(x, None, pair, mask, placed=placed)
         return self.head(self.norm(x).to(self.head.weight.dtype))
 
@@ -184,7 +187,8 @@ class ACTResNet(Policy):
         """
         fast = copy.deepcopy(self).eval().requires_grad_(False)
         head, normaliser = fast.head, fast.normaliser
-        fast.images.trunk = self.images.trunk.folded(dtype)
+        if self.images is not None and fast.images is not None:
+            fast.images.trunk = self.images.trunk.folded(dtype)
         fast.style = None
         for name, module in fast.named_children():
             if module not in (head, normaliser):
@@ -200,7 +204,8 @@ class ACTResNet(Policy):
             latent = state.new_zeros(len(state), self.config.latent) if latent is None else latent
             groups[LATENT] = TokenGroup(self.style_token(latent.to(self.queries.dtype))[:, None])
         groups[PROPRIOCEPTION] = TokenGroup(self.state(state.to(self.queries.dtype))[:, None])
-        seen = {name: TokenGroup(x) for name, x in self.images(batch["images"]).items()} if self.config.cameras else {}
+        maps = {} if self.images is None else self.images(batch["images"])
+        seen = {name: TokenGroup(tokens) for name, tokens in maps.items()}
         if self.objects is not None:
             seen[OBJECTS] = self._see_objects(batch)
         groups |= seen
@@ -282,6 +287,15 @@ def masked_rows(group: TokenGroup) -> Tensor:
         return group.tokens.mean(dim=1)
     weights = group.mask[..., None].to(group.tokens.dtype)
     return (group.tokens * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
+
+
+def _from_zeros(layer: Layer, batch: int, pair: KeysValues, mask: Tensor | None, placed: Placed) -> Tensor:
+    """Return what a post-norm layer makes of queries that are zero: of each other they read the values' bias alone."""
+    assert placed.added is not None and layer.feedforward is not None
+    x = layer.attention.out(layer.attention.value.bias).expand(batch, placed.added.shape[1], -1)
+    x = layer.attention_norm(layer.dropout(x))
+    x = layer.cross_norm(x + layer.dropout(layer.cross(x, pair, mask, placed=placed)))
+    return layer.feedforward_norm(x + layer.dropout(layer.feedforward(x)))
 
 
 def _first(layer: Layer, x: Tensor, valid: Tensor, places: Tensor) -> Tensor:
