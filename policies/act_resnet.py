@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from robotattn.attention import FeedForward, Layer, TransformerConfig, alternating, grid_turns, masks
 from robotattn.attention.caches import KeysValues
 from robotattn.attention.positions import Placed
-from robotattn.policies.base import Batch, Memory, Policy, action_errors, masked_mean
+from robotattn.policies.base import Batch, Memory, Policy, action_errors
 from robotattn.policies.prefix import OBJECTS, STATE_LIMIT, at_least
 from robotattn.tokens.grounding import POSE_SIZE
 from robotattn.tokens.instruction import InstructionEncoder
@@ -100,7 +100,7 @@ class ACTResNetConfig:
 
 
 class ACTResNet(Policy):
-    """Encoder over latent, arm, and one token a cell of each camera's map; decoder of `chunk` queries; a linear head."""
+    """Encoder over latent, arm, and one token a cell of each camera's map; decoder of `chunk` queries; linear head."""
 
     def __init__(self, config: ACTResNetConfig) -> None:
         super().__init__(config.action_mode)
@@ -190,7 +190,7 @@ class ACTResNet(Policy):
         if self.images is not None and fast.images is not None:
             fast.images.trunk = self.images.trunk.folded(dtype)
         fast.style = None
-        for name, module in fast.named_children():
+        for module in fast.children():
             if module not in (head, normaliser):
                 module.to(dtype)
         fast.queries.data, fast.places.data = fast.queries.to(dtype), fast.places.to(dtype)
@@ -209,7 +209,7 @@ class ACTResNet(Policy):
         if self.objects is not None:
             seen[OBJECTS] = self._see_objects(batch)
         groups |= seen
-        means = [masked_rows(group) for group in seen.values()] if self.pose is not None else []
+        means = [_mean(group) for group in seen.values()] if self.pose is not None else []
         if self.text is not None and self.text_token is not None:
             text = self.text(batch["text"], batch["text_mask"])
             groups[INSTRUCTION] = TokenGroup(self.text_token(text.tokens), text.mask)
@@ -281,7 +281,7 @@ class Style(nn.Module):
         return mean + torch.randn_like(mean) * (0.5 * log_variance).exp(), divergence
 
 
-def masked_rows(group: TokenGroup) -> Tensor:
+def _mean(group: TokenGroup) -> Tensor:
     """Return the mean of a group's real tokens ``[B, D]``."""
     if group.mask is None:
         return group.tokens.mean(dim=1)

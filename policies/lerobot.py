@@ -48,16 +48,17 @@ def load_lerobot(policy: ACTResNet, weights: Mapping[str, Tensor]) -> None:
     theirs = {name.removeprefix("model."): value for name, value in weights.items()}
     theirs = {name: value for name, value in theirs.items() if not name.startswith(IGNORED)}
     state = policy.state_dict()
+    sources = {name: _source(name) for name in state}
     found: dict[str, Tensor] = {}
     for name, current in state.items():
-        source, part = _source(name)
+        source, part = sources[name]
         if source not in theirs:
             raise ValueError(f"lerobot weights: {source} is missing (for {name}); there are {len(theirs)} others")
         value = theirs[source] if part is None else theirs[source].chunk(3)[part]
-        if value.numel() != current.numel() or value.shape[:1] != current.shape[:1] and name != "style.summary":
+        if value.numel() != current.numel() or (value.shape[:1] != current.shape[:1] and name != "style.summary"):
             raise ValueError(f"lerobot weights: {source} has shape {list(value.shape)}, needed {list(current.shape)}")
         found[name] = value.reshape(current.shape)
-    if left := set(theirs) - {_source(name)[0] for name in state}:
+    if left := set(theirs) - {source for source, _ in sources.values()}:
         raise ValueError(f"lerobot weights: nothing here takes {sorted(left)[:5]} ({len(left)} in all)")
     with torch.no_grad():
         policy.load_state_dict(found)

@@ -424,7 +424,9 @@ def main() -> None:
         return prepare(options.venv.absolute())
     python = options.venv.absolute() / "bin" / "python"
     if not python.exists():
-        raise SystemExit(f"{options.venv}: no Python there; make the peer's environment with --prepare (or name --venv)")
+        raise SystemExit(
+            f"{options.venv}: no Python there; make the peer's environment with --prepare (or name --venv)"
+        )
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # one core for both; children inherit it
     result = measure(python, options)
     options.out.parent.mkdir(parents=True, exist_ok=True)

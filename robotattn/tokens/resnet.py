@@ -61,10 +61,11 @@ class ResNet18(nn.Module):
         super().__init__()
         self.channels = 8 * channels
         self.conv1, self.bn1 = _conv(3, channels, 7, 2), FrozenBatchNorm(channels)
-        sizes = [channels * factor for factor in (1, 1, 2, 4, 8)]
-        for stage, (size, out) in enumerate(zip(sizes, sizes[1:], strict=False), start=1):
-            blocks = nn.Sequential(Block(size, out, 1 if stage == 1 else 2), Block(out, out, 1))
-            self.add_module(f"layer{stage}", blocks)
+        for stage, factor in enumerate((1, 2, 4, 8), start=1):
+            size, out, stride = (
+                (channels, channels, 1) if stage == 1 else (channels * factor // 2, channels * factor, 2)
+            )
+            self.add_module(f"layer{stage}", nn.Sequential(Block(size, out, stride), Block(out, out, 1)))
 
     def forward(self, x: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b c i j"]:
         """Return the last map ``[B, 8 channels, h/32, w/32]``, sizes rounded up. x: normalised pixels."""
@@ -157,10 +158,8 @@ def _pairs(trunk: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
 
 def _fold(conv: nn.Module, norm: nn.Module) -> nn.Conv2d:
     assert isinstance(conv, nn.Conv2d) and isinstance(norm, FrozenBatchNorm)
-    size, stride, padding = conv.weight.shape[2:], conv.stride, conv.padding
-    whole = nn.Conv2d(conv.in_channels, conv.out_channels, tuple(size), stride, padding, device=conv.weight.device)  # type: ignore[arg-type]
     factor, offset = norm.line()
-    with torch.no_grad():
-        whole.weight.copy_(conv.weight * factor[:, None, None, None])
-        whole.bias.copy_(offset)  # type: ignore[union-attr]
+    whole = copy.deepcopy(conv)
+    whole.weight = nn.Parameter((conv.weight * factor[:, None, None, None]).detach())
+    whole.bias = nn.Parameter(offset.clone())
     return whole
