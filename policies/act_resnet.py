@@ -145,11 +145,12 @@ class ACTResNet(Policy):
 
     def decode(self, memory: Memory) -> Tensor:
         """Return actions ``[B, H, A]``: (m, rad) in tool mode, joint targets (rad) in joint mode, gripper 0 or 1."""
-        actions = self.normaliser.denormalise("action", self.predict(memory))
-        return torch.cat([actions[..., :-1], (actions[..., -1:] > 0.5).to(actions.dtype)], dim=-1)
+        predicted = self.predict(memory)
+        actions = self.normaliser.denormalise("action", predicted)
+        return torch.cat([actions[..., :-1], (predicted[..., -1:] > 0.0).to(actions.dtype)], dim=-1)
 
     def predict(self, memory: Memory) -> Tensor:
-        """Return what the head gives, normalised actions ``[B, H, A]``, the gripper as a number."""
+        """Return what the head gives, normalised actions ``[B, H, A]``; the gripper is -1 (closed) to 1 (open)."""
         placed, mask = Placed(added=self.queries[None]), self._mask(memory.mask)
         first, *rest = self._decoders()
         x = _from_zeros(first, len(memory.state), memory.context[0], mask, placed)
@@ -160,7 +161,8 @@ class ACTResNet(Policy):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return the weighted sum and its parts: L1 of motion and of gripper, divergence, and of the pose."""
         config, labels, mask = self.config, batch["labels"], batch["actions_mask"]
-        target = self.normaliser.normalise("action", batch["actions"]).masked_fill(~mask[..., None], 0.0)
+        motion, gripper = self.normaliser.normalise("action", batch["actions"])[..., :-1], batch["actions"][..., -1:]
+        target = torch.cat([motion, 2.0 * gripper - 1.0], dim=-1).masked_fill(~mask[..., None], 0.0)
         divergence, latent = None, None
         if self.style is not None:
             state = self.normaliser.normalise("state", batch["state"])

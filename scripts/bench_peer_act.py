@@ -7,7 +7,7 @@ published (LeRobot also drops attention weights, ours does not) and, since that 
 This file is also the workers, so up here only the standard library is used.
 
     python scripts/bench_peer_act.py --prepare [--venv .bench/lerobot]
-    python scripts/bench_peer_act.py [--venv .bench/lerobot] [--pairs 12] [--steps 5] [--train-pairs 3] [--batch 8]
+    python scripts/bench_peer_act.py [--venv .bench/lerobot] [--pairs 12] [--steps 5] [--train-pairs 4] [--batch 4]
 """
 
 import argparse
@@ -233,7 +233,7 @@ def train(
     policy.train()
     optimiser = torch.optim.AdamW(groups, lr=1e-5, weight_decay=1e-4, fused=fused)
     times = []
-    for _ in range(steps + 1):  # the first one allocates
+    for _ in range(steps):
         start = time.perf_counter_ns()
         optimiser.zero_grad()
         loss().backward()
@@ -241,7 +241,7 @@ def train(
         optimiser.step()
         times.append(1e-6 * (time.perf_counter_ns() - start))
     policy.eval()
-    return times[1:]
+    return times
 
 
 def work(make: Callable[[Path], tuple[Answer, dict]], folder: Path) -> None:
@@ -334,10 +334,10 @@ def compare(workers: tuple[Worker, Worker], pairs: int, steps: int) -> dict[str,
 def teach(workers: tuple[Worker, Worker], pairs: int, batch: int, dropout: float) -> dict[str, Any]:
     """Run training steps ours, theirs, ours, theirs; return samples/s and, within pairs, how many times theirs."""
     columns: dict[str, list[float]] = {"fp32": [], "bf16": [], "peer": []}
-    for _ in range(pairs):
+    for row in range(pairs + 1):
         for name, column in columns.items():
-            worker = workers[name == "peer"]
-            column += worker.ask(train=1, batch=batch, dropout=dropout, mode=name)
+            times = workers[name == "peer"].ask(train=1, batch=batch, dropout=dropout, mode=name)
+            column += times if row else []  # the first ones are the warm-up
     rates = {name: 1e3 * batch / statistics.median(column) for name, column in columns.items()}
     paired = {m: [b / a for a, b in zip(columns[m], columns["peer"], strict=True)] for m in ("fp32", "bf16")}
     ratios = {mode: {"p50": rates[mode] / rates["peer"], **_spread(paired[mode])} for mode in paired}
@@ -412,8 +412,8 @@ def main() -> None:
     parser.add_argument("--venv", type=Path, default=Path(".bench/lerobot"), help="folder of the peer's environment")
     parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks")
     parser.add_argument("--steps", type=int, default=5, help="control steps a block")
-    parser.add_argument("--train-pairs", type=int, default=2, help="pairs of training steps, for each dropout")
-    parser.add_argument("--batch", type=int, default=8, help="samples of a training step")
+    parser.add_argument("--train-pairs", type=int, default=4, help="pairs of training steps, for each dropout")
+    parser.add_argument("--batch", type=int, default=4, help="samples of a training step")
     parser.add_argument("--out", type=Path, default=RESULT, help="result file")
     parser.add_argument("--worker", choices=("robotattn", "lerobot"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -81,7 +81,7 @@ class ResNet18(nn.Module):
         for parent, conv, norm in _pairs(trunk):
             setattr(parent, conv, _fold(parent.get_submodule(conv), parent.get_submodule(norm)))
             setattr(parent, norm, nn.Identity())
-        return trunk.to(dtype=dtype, memory_format=torch.channels_last).requires_grad_(False)
+        return trunk.to(dtype).requires_grad_(False)
 
     def load_public(self, weights: Mapping[str, Tensor]) -> None:
         """Take over the weights of a public ResNet-18, without its head; strict about everything else."""
@@ -160,6 +160,7 @@ def _fold(conv: nn.Module, norm: nn.Module) -> nn.Conv2d:
     assert isinstance(conv, nn.Conv2d) and isinstance(norm, FrozenBatchNorm)
     factor, offset = norm.line()
     whole = copy.deepcopy(conv)
-    whole.weight = nn.Parameter((conv.weight * factor[:, None, None, None]).detach())
+    weight = (conv.weight * factor[:, None, None, None]).detach()
+    whole.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last))
     whole.bias = nn.Parameter(offset.clone())
     return whole
