@@ -1,11 +1,12 @@
 """Policies. `PolicyConfig` is the list of them: a new policy is one file, and one name in this union."""
 
 from robotattn.policies.act import ACT, ACTConfig
+from robotattn.policies.act_resnet import ACTResNet, ACTResNetConfig
 from robotattn.policies.autoregressive import Autoregressive, AutoregressiveConfig
 from robotattn.policies.base import Batch, Memory, Policy
 from robotattn.policies.blockwise import Blockwise, BlockwiseConfig
 
-PolicyConfig = ACTConfig | AutoregressiveConfig | BlockwiseConfig
+PolicyConfig = ACTConfig | ACTResNetConfig | AutoregressiveConfig | BlockwiseConfig
 
 
 def build(config: PolicyConfig) -> Policy:
@@ -16,6 +17,8 @@ def build(config: PolicyConfig) -> Policy:
 __all__ = [
     "ACT",
     "ACTConfig",
+    "ACTResNet",
+    "ACTResNetConfig",
     "Autoregressive",
     "AutoregressiveConfig",
     "Batch",

@@ -121,7 +121,7 @@ class Attention(nn.Module):
 
     def keys_values(self, context: Float[Tensor, "b s c"], placed: Placed = NOWHERE) -> KeysValues:
         """Project a context into keys and values, each ``[B, kv_heads, S, head]``."""
-        keys = _split(self.key(context), self.kv_heads)
+        keys = _split(self.key(placed.add(context)), self.kv_heads)
         keys = keys if self.key_norm is None else self.key_norm(keys)
         return placed.turn(keys), _split(self.value(context), self.kv_heads)
 
@@ -160,7 +160,7 @@ class Attention(nn.Module):
         return kernels.weights(q, keys, mask, bias=placed.scores(q, self.scale))
 
     def _queries(self, x: Tensor, placed: Placed) -> Tensor:
-        q = _split(self.query(x), self.heads)
+        q = _split(self.query(placed.add(x)), self.heads)
         return placed.turn(q if self.query_norm is None else self.query_norm(q))
 
 
@@ -224,7 +224,8 @@ class Layer(nn.Module):
         """Let tokens read each other (`mask`) and the context (`context_mask`), whose keys come from `cross`."""
         x = self._branch(x, self.attention_norm, lambda y: self.attention(y, None, mask, placed=placed, store=store))
         if context is not None:
-            x = self._branch(x, self.cross_norm, lambda y: self.cross(y, context, context_mask))
+            added = Placed(added=placed.added)
+            x = self._branch(x, self.cross_norm, lambda y: self.cross(y, context, context_mask, placed=added))
         if self.feedforward is None:
             return x
         return self._branch(x, self.feedforward_norm, self.feedforward)

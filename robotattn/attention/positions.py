@@ -20,11 +20,19 @@ Rotation = tuple[Tensor, Tensor]  # cosine, and sine of the sign its half has, [
 
 @dataclass(frozen=True)
 class Placed:
-    """What the scores of one pass need. rotation: of the new tokens; bias: ``[B|1, h, N, S]``; relative: see `Shaw`."""
+    """What the scores of one pass need. rotation: of the new tokens; bias: ``[B|1, h, N, S]``; relative: see `Shaw`.
+
+    added: vectors ``[B|1, N, D]`` added to what queries and keys, but not values, are made of (Carion et al. 2020).
+    """
 
     rotation: Rotation | None = None
     bias: Tensor | None = None
     relative: Tensor | None = None
+    added: Tensor | None = None
+
+    def add(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """Add positions to what queries or keys are projected from."""
+        return x if self.added is None else x + self.added
 
     def turn(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
         """Rotate queries or new keys by the angles of their positions."""
@@ -225,6 +233,23 @@ def grid_sinusoidal(rows: int, columns: int, width: int) -> Float[Tensor, "n {wi
         raise ValueError(f"the width of a sinusoidal grid must be a multiple of 4, got {width}")
     row, column = (sinusoidal(torch.arange(size).float(), width // 2) for size in (rows, columns))
     return torch.cat([row[:, None].expand(-1, columns, -1), column.expand(rows, -1, -1)], dim=-1).flatten(0, 1)
+
+
+def grid_turns(rows: int, columns: int, width: int) -> Float[Tensor, "n {width}"]:
+    """Encode a grid of patches, row by row, each side as one turn: sines and cosines alternate, rows come first.
+
+    width: a multiple of 4. Row r of R lies at 2π (r + 1) / R (Carion et al. 2020, "End-to-End Object Detection").
+    """
+    if width % 4:
+        raise ValueError(f"the width of a grid of turns must be a multiple of 4, got {width}")
+    turns = (2.0 * math.pi * torch.arange(1, size + 1) / (size + 1e-6) for size in (rows, columns))
+    row, column = (alternating(turn, width // 2) for turn in turns)
+    return torch.cat([row[:, None].expand(-1, columns, -1), column.expand(rows, -1, -1)], dim=-1).flatten(0, 1)
+
+
+def alternating(positions: Float[Tensor, "*b"], width: int) -> Float[Tensor, "*b {width}"]:
+    """Encode positions as `sinusoidal` does, but with each cosine next to its sine. width must be even."""
+    return sinusoidal(positions, width).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
 
 
 def rotate(
