@@ -148,7 +148,8 @@ def largest(fit: Fit, shape: Shape, hz: float, statistic: str, periods: float = 
     left = 1000.0 * periods / hz - fit.predict(0, shape.actions, shape.kv_per_token * shape.actions)
     slope = fit.b + fit.e * shape.kv_per_token
     if slope <= 0.0:
-        return Budget(hz, statistic, None if left >= 0 else 0, None if left >= 0 else 0, True)
+        room = None if left >= 0.0 else 0
+        return Budget(hz, statistic, room, room, extrapolated=room is None)
     tokens = max(0, math.floor(left / slope + 1e-9))
     cameras = max(0, tokens - shape.other) // shape.per_camera if shape.per_camera else None
     return Budget(hz, statistic, tokens, cameras, tokens > fit.largest_prefix)

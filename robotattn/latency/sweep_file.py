@@ -7,12 +7,16 @@ on is refused on another machine, or with other settings of it, because its rows
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from robotattn.config import UsageError
+from robotattn.latency.budget import Point
+from robotattn.statistics import percentile, samples_needed
 
 SCHEMA = 1
 NAME = "sweep.jsonl"
@@ -35,6 +39,29 @@ class Rows:
         return [row for row in self.points if "error" not in row]
 
 
+@dataclass(frozen=True)
+class Sample:
+    """One configuration of a sweep, its repeats merged. stages and milliseconds (p50, p99, max) are in ms."""
+
+    label: str
+    kind: str
+    mode: str
+    work: Mapping[str, Mapping[str, float]]
+    image_bytes: float
+    stages: Mapping[str, float]
+    milliseconds: Mapping[str, float]
+    tokens: Mapping[str, int]
+    kv: Mapping[str, float]
+    config: Mapping[str, Any]
+    key: str
+    """What tells it from the others."""
+
+    def point(self) -> Point:
+        """The sample as a point of the budget's line."""
+        sizes = (self.tokens["prefix"], self.tokens["actions"], int(self.kv["total"]))
+        return Point(self.kind, self.mode, *sizes, self.milliseconds)
+
+
 def digest(value: Any, length: int = 16) -> str:
     """A short hash of plain values, the same for equal ones."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
@@ -53,7 +80,9 @@ def read(path: Path) -> Rows:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; allowed is what `robotattn profile --sweep` wrote") from None
-    whole = [_parse(path, number, line) for number, line in enumerate(lines[:-1], 1)]  # what follows the last \n is half
+    whole = [
+        _parse(path, number, line) for number, line in enumerate(lines[:-1], 1)
+    ]  # what follows the last \n is half
     if not whole or whole[0].get("kind") != "sweep":
         raise UsageError(f"{path}: is not a sweep: its first line must have kind sweep")
     head = whole[0]
@@ -72,13 +101,42 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return row
 
 
+def merge(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """Merge the repeats of each configuration: percentiles of all its samples, medians of its stages."""
+    groups = dict[str, list[Mapping[str, Any]]]()
+    for row in rows:
+        if "error" not in row:
+            groups.setdefault(repr((row["policy"], row["mode"], row["batch"], row["instruction"])), []).append(row)
+    return [_merged(name, group) for name, group in groups.items()]
+
+
+def _merged(name: str, group: Sequence[Mapping[str, Any]]) -> Sample:
+    first = group[0]
+    samples = np.concatenate([row["samples_us"] for row in group]) / 1e3
+    times = {f"p{100 * p:g}": percentile(samples, p).value for p in (0.5, 0.99) if len(samples) >= samples_needed(p)}
+    stages = {stage: float(np.median([row["stages"][stage] for row in group])) for stage in first["stages"]}
+    return Sample(
+        label=first["label"],
+        kind=first["kind"],
+        mode=first["mode"],
+        work=first["work"],
+        image_bytes=first["image_bytes"],
+        stages=stages,
+        milliseconds=times | {"max": float(samples.max())},
+        tokens=first["tokens"],
+        kv=first["kv"],
+        config=first["policy"][first["kind"]],
+        key=name,
+    )
+
+
 class Writer:
     """Appends rows to a sweep's file, and knows which points it has already."""
 
-    def __init__(self, path: Path, environment: Mapping[str, Any], machine: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, environment: Mapping[str, Any], probe: Callable[[], Mapping[str, Any]]) -> None:
         """Begin the file, or go on with it; raises UsageError if it was begun on another machine.
 
-        machine: constants of the device for the closed form, kept with the rows so that a plot needs no probe.
+        probe: measures the device's constants for the closed form, once; they are kept with the rows.
         """
         self.path, self.hash = path, digest(lasting(environment))
         self.done: set[str] = set()
@@ -88,7 +146,8 @@ class Writer:
         if path.exists() and path.stat().st_size:
             self._go_on(environment)
         else:
-            self._write({"schema": SCHEMA, "kind": "sweep", "environment": dict(environment), "machine": dict(machine)})
+            head = {"schema": SCHEMA, "kind": "sweep", "environment": dict(environment), "machine": dict(probe())}
+            self._write(head)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row so that it survives the program, and the machine."""
