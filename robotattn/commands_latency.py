@@ -54,13 +54,20 @@ def plan(arguments: list[str]) -> int:
     warn(f"left out: {reason}" for reason in result["left_out"])
     budget_table(result["budgets"])
     same, name = _names(row["label"] for row in result["rows"])
-    changes = [(name(row["of"]), row["change"], row["p50"], f"{row['share']:+.0%}") for row in result["changes"]]
-    table("what to change first (predicted)", changes, ("configuration", "one change", "p50 (ms)", "saves"))
+    changes = [
+        (name(row["of"]), row["change"], f"{row['p50']:.3g}{'°' if row['beyond'] else ''}", f"{row['share']:+.0%}")
+        for row in result["changes"]
+    ]
+    table(
+        "what to change first (predicted; ° beyond what the model was fitted to)",
+        changes,
+        ("configuration", "one change", "p50 (ms)", "saves"),
+    )
     best = sorted(result["rows"], key=lambda row: (not row["front"], row["p50"]))[:SHOWN]
-    rows = [(name(row["label"]), *_planned(row)) for row in best]
+    rows = [(f"{'* ' if row['front'] else '  '}{name(row['label'])}", *_planned(row)) for row in best]
     title = f"{result['hz']:g} Hz leave {result['budget_ms']:.4g} ms {same}; every time is {result['predicted']}"
     worth = "success" if config.success else "tokens"
-    table(title, rows, ("configuration", worth, "KV (KiB)", "p50 (ms)", "from", "to", "p99", "fits", "front"))
+    table(title, rows, ("* = Pareto front", worth, "KV (KiB)", "p50 (ms)", "p99", "fits"))
     fitting = sum(row["fits"] == "yes" for row in result["rows"])
     summary = [("configurations", len(result["rows"])), ("fit", fitting), ("device", result["device"])]
     return finish("plan", result, summary)
@@ -75,9 +82,9 @@ def _names(labels: Iterable[str]) -> tuple[str, Callable[[str], str]]:
 
 
 def _planned(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    p99 = "" if row["p99"] is None else row["p99"]
-    sizes = (row.get("success", row["tokens"]), row["kv_bytes"] / 1024)
-    return *sizes, row["p50"], row["low"], row["high"], p99, row["fits"], "*" if row["front"] else ""
+    p50 = f"{row['p50']:.3g}{'°' if row['beyond'] else ''} ({row['low']:.3g} to {row['high']:.3g})"
+    p99 = "" if row["p99"] is None else f"{row['p99']:.3g}"
+    return row.get("success", row["tokens"]), f"{row['kv_bytes'] / 1024:.0f}", p50, p99, row["fits"]
 
 
 def budget_table(budgets: Sequence[Mapping[str, Any]]) -> None:

@@ -18,6 +18,7 @@ AROUND = "around"
 """The host's part: everything that is timed and not the policy's."""
 Work = Mapping[str, Mapping[str, float]]
 """Stage → the closed form of its work, as `dataclasses.asdict` gives it."""
+ROOM = 1.25  # beyond the smallest and the largest point of a sweep by so much still counts as covered
 LEAST = 6  # points of a kind
 
 
@@ -26,6 +27,7 @@ class Calibration:
     """What a sweep says of a machine. terms: (kind, stage) → milliseconds per kernel, FLOP and byte.
 
     tail: of a statistic, its median ratio to p50. held_out: r2, error (median), worst, n over points left out.
+    ranges: the least and the most of each column that the sweep had.
     """
 
     terms: Mapping[tuple[str, str], tuple[float, ...]]
@@ -33,6 +35,15 @@ class Calibration:
     tail: Mapping[str, float]
     held_out: Mapping[str, float]
     by_kind: Mapping[str, Mapping[str, float]]
+    ranges: Mapping[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]]
+
+    def covers(self, kind: str, work: Work) -> bool:
+        """Tell whether every stage's work is about within what the sweep had: else the held-out error says little."""
+        for stage, one in work.items():
+            least, most = self.ranges[kind, stage]
+            if any(not low / ROOM <= x <= ROOM * high for low, x, high in zip(least, columns(one), most, strict=True)):
+                return False
+        return True
 
     def predict(self, kind: str, work: Work, image_bytes: float) -> float:
         """Return the p50 of a whole step (ms); raises ValueError for a kind or stage that was not measured."""
@@ -62,20 +73,21 @@ def calibrate(samples: Sequence[Sample]) -> Calibration:
     """Fit every stage of every kind; raises ValueError if a kind has too few points, or the modes are several."""
     if len({sample.mode for sample in samples}) != 1:
         raise ValueError("samples: a calibration is of one mode of execution")
-    terms, whole, measured, predicted = {}, {}, [], []
+    terms, ranges, whole, measured, predicted = {}, {}, {}, [], []
     by_kind = dict[str, dict[str, float]]()
     for kind in dict.fromkeys(sample.kind for sample in samples):
         mine = [sample for sample in samples if sample.kind == kind]
         if len(mine) < LEAST:
             raise ValueError(f"samples: {kind} has {len(mine)} points, a calibration needs {LEAST}")
         terms |= {(kind, stage): _fit(*of_stage(mine, stage)) for stage in (*mine[0].work, AROUND)}
+        ranges |= {(kind, stage): _range(of_stage(mine, stage)[0]) for stage in mine[0].work}
         whole[kind] = _whole(mine)
         truth, guess = np.array([sample.milliseconds["p50"] for sample in mine]), _held_out(mine)
         by_kind[kind] = agreement(truth, guess)
         measured.append(truth)
         predicted.append(guess)
     held_out = agreement(np.concatenate(measured), np.concatenate(predicted))
-    return Calibration(terms, whole, _tails(samples), held_out, by_kind)
+    return Calibration(terms, whole, _tails(samples), held_out, by_kind, ranges)
 
 
 def of_stage(samples: Sequence[Sample], stage: str) -> tuple[np.ndarray, np.ndarray]:
@@ -94,6 +106,10 @@ def _fit(design: np.ndarray, target: np.ndarray) -> tuple[float, ...]:
     """Fit with equal weight for equal relative errors: small configurations count as much as large ones."""
     target = np.maximum(target, 1e-6)
     return tuple(map(float, nonnegative(design / target[:, None], np.ones(len(target)))))
+
+
+def _range(design: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(map(float, design.min(axis=0))), tuple(map(float, design.max(axis=0)))
 
 
 def _whole(samples: Sequence[Sample]) -> float:

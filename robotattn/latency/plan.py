@@ -74,6 +74,8 @@ class Prediction:
     low: float
     high: float
     p99: float | None
+    beyond: bool = False
+    """Larger or smaller than anything that the model was fitted to: its error is not that of the label."""
 
     @property
     def worst(self) -> float:
@@ -125,9 +127,12 @@ class Calibrated:
         self.label = f"predicted (calibrated; held-out error {median:.1f} % median, {worst:.1f} % largest)"
 
     def __call__(self, policy: PolicyConfig) -> Prediction:
-        p50 = sum(self.stages(policy).values())
+        kind, known = name_of(type(policy)), facts(policy, self.instruction)
+        p50 = self.calibration.predict(kind, known["work"], known["image_bytes"])
         error, tail = self.calibration.held_out["worst"], self.calibration.tail.get("p99")
-        return Prediction(p50, p50 * max(0.0, 1 - error), p50 * (1 + error), None if tail is None else p50 * tail)
+        p99 = None if tail is None else p50 * tail
+        beyond = not self.calibration.covers(kind, known["work"])
+        return Prediction(p50, p50 * max(0.0, 1 - error), p50 * (1 + error), p99, beyond)
 
     def stages(self, policy: PolicyConfig) -> dict[str, float]:
         """The fitted time of each stage and of what surrounds them."""
@@ -191,7 +196,7 @@ def _row(candidate: Candidate, model: Model, budget_ms: float, config: PlanConfi
         "kind": candidate.kind,
         "tokens": bounds.tokens(policy, config.instruction)["prefix"],
         "kv_bytes": bounds.kv_bytes(policy, config.instruction)["total"],
-        **{name: getattr(predicted, name) for name in ("p50", "low", "high", "p99")},
+        **{name: getattr(predicted, name) for name in ("p50", "low", "high", "p99", "beyond")},
         "fits": verdict(predicted, budget_ms),
         "ticks": math.ceil(predicted.worst * config.hz / 1000.0),
     }
@@ -231,10 +236,13 @@ def _cost(pair: tuple[Mapping[str, Any], Candidate]) -> float:
 def first_changes(candidate: Candidate, model: Model) -> list[dict[str, Any]]:
     """Every single change of a configuration with the time it is predicted to save, the largest saving first."""
     policy, before = candidate.policy, model(candidate.policy).p50
-    found = [(name, model(changed).p50) for name, changed in changes(policy)]
+    found = [(name, model(changed).p50, model(changed).beyond) for name, changed in changes(policy)]
     if again := uncached(policy, model):
-        found.append(("without the KV cache, which it has", before + again))
-    rows = [{"of": candidate.label, "change": name, "p50": after, "saves": before - after} for name, after in found]
+        found.append(("without the KV cache, which it has", before + again, False))
+    rows = [
+        {"of": candidate.label, "change": name, "p50": after, "saves": before - after, "beyond": beyond}
+        for name, after, beyond in found
+    ]
     return sorted((row | {"share": row["saves"] / before} for row in rows), key=lambda row: -row["saves"])
 
 

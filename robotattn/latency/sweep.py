@@ -108,7 +108,7 @@ def sweep(config: SweepConfig, progress: Progress | None = None) -> dict[str, An
     samples = merge(rows.points)
     found = {"schema": SCHEMA, "kind": "sweep_result", "file": NAME, "environment": rows.environment, **counts}
     found |= {"machine": rows.device, **result(samples)}
-    picture = curves(samples, devices.Device(**rows.device))
+    picture = curves(samples, devices.Device(**rows.device)) if samples else None
     if picture is not None:
         replace_file(config.out / PICTURE, lambda file: file.write(picture))
     text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n"
