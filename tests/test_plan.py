@@ -264,7 +264,7 @@ def test_impossible_plans_are_refused():
 def test_a_calibration_without_a_tail_judges_by_p50():
     held_out = {"r2": 1.0, "error": 0.1, "worst": 0.2, "n": 6}
     terms = {("autoregressive", stage): (1.0, 0.0, 0.0) for stage in ("vision", "prefix", "decode")}
-    ranges = {key: ((0.0,) * 3, (math.inf,) * 3) for key in terms}
+    ranges = dict.fromkeys(terms, ((0.0,) * 3, (math.inf,) * 3))
     known = Calibration(
         terms | {("autoregressive", "around"): (1.0, 0.0)}, {"autoregressive": 1.0}, {}, held_out, {}, ranges
     )
