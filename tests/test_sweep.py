@@ -15,7 +15,7 @@ from robotattn.config import UsageError
 from robotattn.latency import sweep as module
 from robotattn.latency.devices import Device
 from robotattn.latency.grid import BASE, as_kind, axis, grid, names
-from robotattn.latency.sweep import SweepConfig, facts, order, point, sweep
+from robotattn.latency.sweep import SweepConfig, facts, order, point, sweep, words
 from robotattn.latency.sweep_file import Writer, digest, lasting, merge, read
 from robotattn.latency.sweep_result import shape
 from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig
@@ -242,6 +242,12 @@ def test_a_sweep_stops_when_its_time_is_up_and_says_what_is_missing(tmp_path):
 def test_a_mode_that_is_not_there_is_a_row_with_its_reason(tmp_path):
     result = sweep(small(tmp_path, "cameras=1", mode="graph"))
     assert "need a CUDA device" in result["failed"][0]
+
+
+def test_words_that_are_no_settings_are_axes():
+    found = words(SweepConfig, ["cameras=1:4", "samples=50", "patch=8,16", "out=here"])
+    assert found == ['sweep=["cameras=1:4", "patch=8,16"]', "samples=50", "out=here"]
+    assert words(SweepConfig, ["--samples=50"]) == ["--samples=50"]
 
 
 # ------------------------------------------------------------------------------------------ merging

@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -114,6 +114,14 @@ def sweep(config: SweepConfig, progress: Progress | None = None) -> dict[str, An
     text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n"
     replace_file(config.out / RESULT, lambda file: file.write(text.encode()))
     return found
+
+
+def words(cls: type[Any], arguments: Sequence[str]) -> list[str]:
+    """Read ``cameras=1:4 samples=50``: words with the name of a setting stay, all others become the sweep's axes."""
+    settings = {field.name for field in fields(cls)}
+    axes = [word for word in arguments if word.partition("=")[0].lstrip("-").replace("-", "_") not in settings]
+    named = [f"sweep={json.dumps(axes)}"] if axes else []
+    return [*named, *(word for word in arguments if word not in axes)]
 
 
 def base_of(name: str | None) -> PolicyConfig:
