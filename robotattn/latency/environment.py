@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from robotattn import checkpoint
+from robotattn.config import UsageError
+from robotattn.latency.measure import Clock
 
 GPU_FACTS = (
     "driver_version", "pstate", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks_throttle_reasons.active",
@@ -38,6 +40,16 @@ def environment(device: torch.device, seed: int | None = None) -> dict[str, Any]
         "git": git_hash(),
         "seed": seed,
     }
+
+
+def usable_clock(device: str) -> Clock:
+    """The clock of a device by its name; raises UsageError for one that this machine has not."""
+    try:
+        clock = Clock(device)
+        torch.zeros(1, device=clock.device)
+    except (RuntimeError, ValueError, AssertionError) as error:  # torch raises each of them for a missing device
+        raise UsageError(f"device: {device} cannot be used: {str(error).splitlines()[0]}") from None
+    return clock
 
 
 def load() -> list[float] | None:
