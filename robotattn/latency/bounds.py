@@ -1,4 +1,4 @@
-"""How fast a policy could be at best: tokens, parameters, cache, work of each stage, and the time a device needs for it.
+"""How fast a policy could be at best: tokens, parameters, cache, the work of each stage, and the time that it takes.
 
 In goes a policy's configuration, out come closed forms; nothing is built or run. A policy of a kind that has no closed
 form is built and counted instead, and says so (`Work.counted`). The bound of a stage is the roofline

@@ -3,15 +3,23 @@
 A bound from a datasheet is a floor that no program reaches; on the machine itself, `probe` measures what one gets.
 """
 
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
+
+from robotattn.latency.measure import Clock
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-EAGER, GRAPH = (
-    5e-6,
-    1.25e-6,
-)  # (s a launch): eager PyTorch, and a node of a CUDA graph; shared/spec/latency.md section 4
+EAGER, GRAPH = 5e-6, 1.25e-6  # (s a launch): eager PyTorch, and a node of a CUDA graph; the project's specification
+WINDOW = 0.25  # (s) for each quantity that a probe measures
+SIDE = {"cpu": 1024, "mps": 4096, "cuda": 8192}  # of the matrices of a probe; large enough to keep the device busy
+STREAM = {"cpu": 2**28, "mps": 2**29, "cuda": 2**30}  # (bytes) moved by a probe; many times the caches
+CHAIN = 200  # launches timed together
 
 
 @dataclass(frozen=True)
@@ -76,3 +84,96 @@ DEVICES = {
         "bits; fp32 = 2,560 cores x 2 x 1.575 GHz. VLA-Perf (arXiv 2602.18397, table 10) takes 270 GB/s, 400 and 800",
     ),
 }
+
+
+def probe(device: torch.device | str, dtype: torch.dtype | None = None, threads: int | None = None) -> Device:
+    """Measure a device: bandwidth, the rate of matrix products, the time of a launch; under 3 s on one CPU thread.
+
+    dtype: the number format of the products, None = float32, bfloat16, float16 and int8, those that the device has.
+    threads: of the CPU, None = as they are. Each figure is the best of many tries: other programs only slow them down.
+    Raises ValueError for a device that cannot be synchronised.
+    """
+    clock = Clock(device)
+    with _threads(threads), torch.inference_mode():
+        used = torch.get_num_threads()
+        flops = {name: rate for name in _formats(dtype) if (rate := _products(clock, name))}
+        bandwidth, launch = _bandwidth(clock), _launch(clock)
+        graph = _graph_launch(clock) if clock.device.type == "cuda" else launch
+    name = torch.cuda.get_device_name(clock.device) if clock.device.type == "cuda" else platform.machine()
+    name = name if clock.device.type == "cuda" else f"{name} {clock.device.type}, {used} thread{'s' * (used > 1)}"
+    return Device(name, bandwidth, flops, launch, graph, f"probed here, torch {torch.__version__}", measured=True)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _formats(dtype: torch.dtype | None) -> list[str]:
+    if dtype is None:
+        return [*DTYPES, "int8"]
+    return [str(dtype).removeprefix("torch.")]
+
+
+def _best(clock: Clock, work: Callable[[], object], window: float = WINDOW) -> float:
+    """Return the shortest time (s) of work that is repeated for `window` seconds, and at least three times."""
+    work()
+    times: list[int] = []
+    while len(times) < 3 or sum(times) < window * 1e9:
+        times.append(clock.time(work)[1])
+    return min(times) * 1e-9
+
+
+def _bandwidth(clock: Clock) -> float:
+    """Return bytes/s of a copy (read and written) or of a sum (read), whichever is more."""
+    count = STREAM[clock.device.type] // 4
+    source, target = (torch.ones(count, device=clock.device) for _ in range(2))
+    return max(8 * count / _best(clock, lambda: target.copy_(source)), 4 * count / _best(clock, source.sum))
+
+
+def _products(clock: Clock, name: str) -> float:
+    """Return the FLOP/s of square matrix products, 0 where the device or this build of torch has none."""
+    side = SIDE[clock.device.type]
+    try:
+        work = _integer_product(clock, side) if name == "int8" else _float_product(clock, side, DTYPES[name])
+        work()  # also tells how long the first one takes
+    except (RuntimeError, NotImplementedError, TypeError):
+        return 0.0
+    return 2.0 * side**3 / _best(clock, work)
+
+
+def _float_product(clock: Clock, side: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+    first, second, out = (torch.randn(side, side, device=clock.device).to(dtype) for _ in range(3))
+    return partial(torch.mm, first, second, out=out)
+
+
+def _integer_product(clock: Clock, side: int) -> Callable[[], Tensor]:
+    first, second = (torch.randint(-99, 99, (side, side), dtype=torch.int8, device=clock.device) for _ in range(2))
+    return partial(torch._int_mm, first, second.t())
+
+
+def _launch(clock: Clock) -> float:
+    """Return the seconds that one of many small operators takes, launched from Python."""
+    x = torch.zeros(1, device=clock.device)
+
+    def chain() -> None:
+        for _ in range(CHAIN):
+            x.add_(1.0)
+
+    return _best(clock, chain, WINDOW / 2) / CHAIN
+
+
+def _graph_launch(clock: Clock) -> float:
+    """Return the seconds that a node of a CUDA graph takes."""
+    x, graph = torch.zeros(1, device=clock.device), torch.cuda.CUDAGraph()
+    x.add_(1.0)
+    torch.cuda.synchronize(clock.device)
+    with torch.cuda.graph(graph):
+        for _ in range(CHAIN):
+            x.add_(1.0)
+    return _best(clock, graph.replay, WINDOW / 2) / CHAIN

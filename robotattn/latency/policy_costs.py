@@ -170,8 +170,8 @@ def _stem(config: PolicyConfig, images: int, image: tuple[int, int]) -> Costs:
     if config.stem == "patch":
         return convolution(images, (3, config.width), config.patch, height * width // config.patch**2)
     channels, middle = config.stem_channels, config.width // 2
-    sizes = ((3, channels, 4, MAP_STRIDE), (channels, channels, 3, MAP_STRIDE))
-    sizes += ((channels, middle, 3, 2 * MAP_STRIDE), (middle, config.width, 3, CONV_STRIDE))
+    sizes = [(3, channels, 4, MAP_STRIDE), (channels, channels, 3, MAP_STRIDE)]
+    sizes += [(channels, middle, 3, 2 * MAP_STRIDE), (middle, config.width, 3, CONV_STRIDE)]
     layers = [convolution(images, (a, b), k, (height // s) * (width // s)) for a, b, k, s in sizes]
     return (*(cost for layer in layers for cost in layer), *launches(3))
 
@@ -279,9 +279,9 @@ def _autoregressive(config: AutoregressiveConfig, prefix: int, batch: int) -> di
     each = (
         *_step(kv, prefix, steps, batch, 52),
         *linear(batch, config.width, BINS),
-        *launches(3 + 9 * config.expected),
+        *launches(3 + 11 * config.expected),
     )
-    once = (*_copied(config, prefix, batch), *launches(14 + joint))
+    once = (*_copied(config, prefix, batch), *launches(14 + joint - 4 * config.expected))
     return {"prefix": Stage(_prefilled(config, prefix, batch)), "decode": Stage(each, steps, once)}
 
 
