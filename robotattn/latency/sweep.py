@@ -60,6 +60,8 @@ class SweepConfig:
     """Stop after this time; what is missing comes when the same command is run again."""
     repeats: int = 1
     """Divide the samples of each point among so many passes over the grid, each in another order."""
+    rest: float = 0.0
+    """Sleep after each step for this share of its time: Linux stalls a real-time program that never waits (50 ms)."""
     instruction: int = 16
     """Tokens of the instruction."""
     batch: int = 1
@@ -80,6 +82,8 @@ class SweepConfig:
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name}: {getattr(self, name)} is below {value}")
+        if not 0 <= self.rest <= 10:
+            raise ValueError(f"rest: {self.rest} is not in [0, 10]")
         if not self.seconds > 0 or not (self.minutes is None or self.minutes > 0):
             raise ValueError(f"seconds: {self.seconds}, minutes: {self.minutes}: both are above 0")
 
@@ -191,7 +195,7 @@ def point(task: Task, config: SweepConfig, clock: Clock) -> dict[str, Any]:
         **facts(policy, config.instruction, config.batch),
     }
     try:
-        row |= measured(policy, config, clock)
+        row |= measured(policy, config, clock, task.repeat)
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
         row["error"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:300]
         _free(clock.device)
@@ -205,15 +209,15 @@ def facts(policy: PolicyConfig, instruction: int, batch: int = 1) -> dict[str, A
     return {"instruction": instruction, "batch": batch, "image_bytes": images, **card(policy, instruction, batch)}
 
 
-def measured(policy: PolicyConfig, config: SweepConfig, clock: Clock) -> dict[str, Any]:
+def measured(policy: PolicyConfig, config: SweepConfig, clock: Clock, repeat: int = 0) -> dict[str, Any]:
     """Time a policy with random weights: the step whole and back to back, its stages now and then in between."""
     torch.manual_seed(config.seed)
     subject = of_policy("point", policy, str(clock.device), config.instruction, config.seed)
-    fresh = subject.inputs(config.batch, config.seed)
+    fresh = subject.inputs(config.batch, config.seed + repeat)
     with torch.inference_mode():
         act, found = _in_mode(subject, config.mode, fresh)
         step = ControlStep(subject.policy, subject.batcher, subject.length, act)
-        warm = warm_up(lambda: step.whole(fresh()), clock)
+        warm = warm_up(lambda: step.whole(fresh()), clock, window=5 if repeat else 10)
         step.staged(fresh(), Spans(clock))
         spans = _measure(step, fresh, config, clock)
     stages = {name: float(np.median(list(durations))) / 1e6 for name, durations in spans.samples.items() if durations}
@@ -245,6 +249,8 @@ def _measure(step: ControlStep, fresh: RandomInputs, config: SweepConfig, clock:
             spans.run("step", partial(step.whole, fresh()))
             if index % every == 0:
                 step.staged(fresh(), spans)
+            if config.rest:
+                time.sleep(config.rest * spans.samples["step"][-1] / 1e9)
             if index + 1 >= LEAST and time.monotonic() > until:
                 break
     return spans
