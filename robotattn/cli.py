@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 
 from robotattn import __version__
+from robotattn.commands_latency import compare, plan, sweep
 from robotattn.config import UsageError, load
-from robotattn.console import Progress, finish, pick, table, warn
+from robotattn.console import Progress, finish, pick, sheets, table, warn
 from robotattn.flags import find, parse, shipped_configs, with_checkpoint
 
 # Nothing heavier is imported here: help and mistakes answer at once, and each command brings what it needs.
@@ -106,22 +106,27 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def profile(arguments: list[str]) -> int:
-    """Time a checkpoint, stage by stage: robotattn profile CHECKPOINT [flags]."""
+    """Time a policy against its bounds and a control rate: robotattn profile CONFIG|CHECKPOINT [--hz 50] [flags]."""
+    if "--sweep" in arguments:
+        return sweep(arguments)
+    began = time.perf_counter()
+    from robotattn.latency import tables
     from robotattn.latency.profile import ProfileConfig, result_path
     from robotattn.latency.profile import profile as run
+    from robotattn.latency.subject import resolve
 
-    config = parse(ProfileConfig, with_checkpoint(arguments), profile)
-    with Console(stderr=True).status(f"timing {config.samples} steps"):
-        result = run(config)
-    titles = ("p50", "p90", "p99", "max")
-    rows = [
-        (stage, *("–" if times[title] is None else times[title] for title in titles), times["n"])
-        for stage, times in result["stages"].items()
-    ]
-    rows += [(f"tokens: {group}", count) for group, count in result["tokens"].items()]
-    kept = {name: result[name] for name in ("tokens", "parameters", "clock")}
-    short = {"file": str(result_path(config)), "stages": result["stages"], **kept}
-    return finish("profile", short, rows, ("stage", *(f"{title} (ms)" for title in titles), "n"))
+    imported = time.perf_counter() - began
+    if arguments and not arguments[0].startswith("-"):
+        kind, path = resolve(arguments[0])
+        arguments = [f"--{kind}", str(path), *arguments[1:]]
+    config = parse(ProfileConfig, arguments, profile)
+    with Progress() as shown:
+        result = run(config, shown, lambda found: shown.between(lambda: sheets(tables.first(found))), imported)
+    sheets(tables.measured(result))
+    warn(result["warnings"])
+    kept = {name: result[name] for name in ("mode", "verdict", "step", "stages", "card", "clock")}
+    rows = [("file", result_path(config)), ("verdict", tables.verdict(result) or "no --hz was asked for")]
+    return finish("profile", {"file": str(result_path(config)), **kept}, rows)
 
 
 def report(arguments: list[str]) -> int:
@@ -134,7 +139,7 @@ def report(arguments: list[str]) -> int:
     rows, measured = [], []
     for found in gather(config.folders):
         rate = found.evaluations[0]["success"] if found.evaluations else None
-        step = found.profiles[0]["stages"]["step"]["p50"] if found.profiles else None
+        step = (found.profiles[0]["step"] or {}).get("p50") if found.profiles else None
         success = f"{rate['rate']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})" if rate else ""
         rows.append((found.name, success, rate["episodes"] if rate else "", "" if step is None else step))
         measured.append({"name": found.name, "success": rate, "step_p50_ms": step})
@@ -164,7 +169,8 @@ def experiments(arguments: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    command.__name__: command for command in (record, verify, train, evaluate, profile, report, experiments)
+    command.__name__: command
+    for command in (record, verify, train, evaluate, profile, plan, compare, report, experiments)
 }
 
 

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import progress as bars
@@ -43,6 +43,12 @@ class Progress:
             self.last_line = time.monotonic()
             print(f"{what}: {done} of {total}{self._left(what, done, total)}", file=sys.stderr, flush=True)
 
+    def between(self, show: Callable[[], object]) -> None:
+        """Show something else, with the bars out of its way."""
+        self.bars.stop()
+        show()
+        self.bars.start()
+
     def _left(self, what: str, done: int, total: int) -> str:
         since, before = self.began[what]
         if done == before:
@@ -65,6 +71,12 @@ def table(title: str, rows: Iterable[Sequence[Any]], titles: Sequence[str] = ())
     for row in rows:
         drawn.add_row(*(cell(value) for value in row))
     Console().print(drawn)
+
+
+def sheets(found: Iterable[Any]) -> None:
+    """Print the tables of a profile (`latency.tables.Sheet`), each with how its figures were come by."""
+    for sheet in found:
+        table(f"{sheet.title} \\[{sheet.kind}]", sheet.rows, sheet.titles if any(sheet.titles) else ())
 
 
 def pick(result: Mapping[str, Any], names: str) -> list[tuple[str, Any]]:

@@ -10,7 +10,6 @@ import math
 import os
 import shutil
 import statistics as numbers
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,8 @@ TOLERANCE = {True: 1e-3, False: 0.1}
 AGREEMENT = {True: 0.999, False: 0.9}
 """Least share of equal bins (policies that choose bins) and of equal gripper commands."""
 WARM_CALLS = 3
+CLEARLY = 1.05
+"""The probe leaves PyTorch's default alone unless another way is faster by this factor."""
 KERNELS: tuple[Kernel, ...] = ("sdpa", "reference")
 
 
@@ -49,8 +50,11 @@ def prepare(policy: Policy, mode: Mode, example: Mapping[str, Any]) -> Act:
     if reason := missing(mode, policy.device):
         raise Unavailable(reason)
     try:
-        act = _BUILD[mode](policy, example)
+        with torch.inference_mode(False), torch.no_grad():  # a weight made in inference mode could not be changed
+            act = _BUILD[mode](policy, example)
         act(dict(example))
+    except Unavailable:
+        raise
     except Exception as error:  # compilers, drivers and quantisers fail in their own ways; the reason is the result
         raise Unavailable(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}") from error
     return act
@@ -106,27 +110,7 @@ def _int8(policy: Policy, example: Mapping[str, Any]) -> Act:
 
 
 def _bf16(policy: Policy, example: Mapping[str, Any]) -> Act:
-    """Run under autocast, with the weights that it would round at each call rounded once."""
-    half, device = copy.deepcopy(policy), policy.device.type
-    rounded: dict[nn.Module, bool] = {}
-
-    def note(module: nn.Module, arguments: Any) -> None:
-        rounded[module] = rounded.get(module, True) and torch.is_autocast_enabled(device)
-
-    kinds = (nn.Linear, nn.Conv2d)
-    handles = [m.register_forward_pre_hook(note) for m in half.modules() if isinstance(m, kinds)]
-
-    def act(batch: dict[str, object]) -> Tensor:
-        with torch.autocast(device, torch.bfloat16):
-            return half.act(batch).float()
-
-    act(dict(example))
-    for handle in handles:
-        handle.remove()
-    for module, always in rounded.items():
-        if always:  # the others run where the policy insists on float32: millimetres matter there
-            module.bfloat16()
-    return act
+    return Rounded(policy, example)
 
 
 _BUILD: dict[Mode, Callable[[Policy, Mapping[str, Any]], Act]] = {
@@ -137,6 +121,31 @@ _BUILD: dict[Mode, Callable[[Policy, Mapping[str, Any]], Act]] = {
     "bf16": _bf16,
     "int8": _int8,
 }
+
+
+class Rounded:
+    """A copy of a policy in bfloat16: autocast, with the weights that it would round at each call rounded once."""
+
+    def __init__(self, policy: Policy, example: Mapping[str, Any]) -> None:
+        self.policy, self.device = copy.deepcopy(policy), policy.device.type
+        rounds: dict[nn.Module, bool] = {}
+
+        def note(module: nn.Module, arguments: Any) -> None:
+            rounds[module] = rounds.get(module, True) and torch.is_autocast_enabled(self.device)
+
+        layers = [module for module in self.policy.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+        handles = [layer.register_forward_pre_hook(note) for layer in layers]
+        self(dict(example))
+        for handle in handles:
+            handle.remove()
+        for module, always in rounds.items():
+            if always:  # the others run where the policy insists on float32: millimetres matter there
+                module.bfloat16()
+
+    def __call__(self, batch: dict[str, object]) -> Tensor:
+        """Return actions in float32."""
+        with torch.autocast(self.device, torch.bfloat16):
+            return self.policy.act(batch).float()
 
 
 class Graphs:
@@ -267,6 +276,8 @@ def probe(
             break
     medians = {way: numbers.median(spent[1:]) for way, spent in times.items()}  # the first round warms up
     best = min(medians, key=lambda way: medians[way])
+    if medians.get(default, math.inf) <= CLEARLY * medians[best]:
+        best = default  # a change must be worth more than the noise
     torch.set_num_threads(best[0])
     use_kernel(policy, best[1])
     found = [Candidate(*way, medians[way]) for way in ways]
@@ -305,9 +316,3 @@ def _set(policy: Policy, threads: int, kernel: Kernel) -> Iterator[None]:
     finally:
         torch.set_num_threads(before[0])
         use_kernel(policy, before[1])
-
-
-def graphs_compiled() -> int:
-    """How many graphs torch.compile has made so far: none may be added while a mode is being timed."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])

@@ -5,6 +5,7 @@ vision (images, text and state → tokens) · prefix (encode) · cross_kv (keys 
 (tokens or queries) or denoise (integration steps) · postprocess (to physical units) · to_host · safety (limits).
 """
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -85,8 +86,8 @@ class ControlStep:
         with self._marked(laps, passes):
             actions, wall = spans.clock.time(lambda: self._staged(observations, laps))
         for name, duration in {**laps.totals, STAGED: wall}.items():
-            spans.samples.setdefault(name, []).append(duration)
-        spans.samples.setdefault(PASS, []).extend(np.diff(passes).tolist())
+            spans.samples.setdefault(name, array("q")).append(duration)
+        spans.samples.setdefault(PASS, array("q")).extend(np.diff(passes).tolist())
         return actions
 
     def batch(self, observations: Sequence[Observation]) -> dict[str, object]:
