@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, repeat
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,9 +18,10 @@ from robotattn.latency.measure import Clock
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 EAGER, GRAPH = 5e-6, 1.25e-6  # (s a launch): eager PyTorch, and a node of a CUDA graph; the project's specification
-WINDOW = 0.25  # (s) for each quantity that a probe measures
-SIDE = {"cpu": 1024, "mps": 4096, "cuda": 8192}  # of the matrices of a probe; large enough to keep the device busy
-STREAM = {"cpu": 2**28, "mps": 2**29, "cuda": 2**30}  # (bytes) moved by a probe; many times the caches
+WINDOW = 0.15  # (s) for each quantity that a probe measures
+SIDE = {"cpu": 512, "mps": 4096, "cuda": 8192}  # of the matrices of a probe; large enough to keep the device busy
+STREAM = {"cpu": 2**28, "mps": 2**29, "cuda": 2**31}  # (bytes) that a probe walks through; more than the caches hold
+PART = {"cpu": 2**22, "mps": 2**26, "cuda": 2**28}  # (bytes) of it at a time: on a CPU shorter than a turn of a program
 CHAIN = 200  # launches timed together
 
 
@@ -120,20 +123,33 @@ def _formats(dtype: torch.dtype | None) -> list[str]:
     return [str(dtype).removeprefix("torch.")]
 
 
+def _times(clock: Clock, work: Iterator[Callable[[], object]], window: float = WINDOW) -> list[int]:
+    """Return the times (ns) of pieces of work, for `window` seconds and at least three; the first is not counted."""
+    next(work)()
+    times, end = list[int](), clock.now() + int(window * 1e9)
+    while len(times) < 3 or clock.now() < end:
+        times.append(clock.time(next(work))[1])
+    return times
+
+
 def _best(clock: Clock, work: Callable[[], object], window: float = WINDOW) -> float:
-    """Return the shortest time (s) of work that is repeated for `window` seconds, and at least three times."""
-    work()
-    times: list[int] = []
-    while len(times) < 3 or sum(times) < window * 1e9:
-        times.append(clock.time(work)[1])
-    return min(times) * 1e-9
+    """Return the shortest time (s) of work that is done again and again."""
+    return min(_times(clock, repeat(work), window)) * 1e-9
 
 
 def _bandwidth(clock: Clock) -> float:
-    """Return bytes/s of a copy (read and written) or of a sum (read), whichever is more."""
-    count = STREAM[clock.device.type] // 4
-    source, target = (torch.ones(count, device=clock.device) for _ in range(2))
-    return max(8 * count / _best(clock, lambda: target.copy_(source)), 4 * count / _best(clock, source.sum))
+    """Return bytes/s of a copy (read and written) or of a sum (read), whichever is more.
+
+    Part after part of a large memory, so that every part has left the caches when its turn comes again. Of all parts
+    the fastest tenth: the very fastest may have been in a cache after all.
+    """
+    size = PART[clock.device.type]
+    parts = torch.ones(STREAM[clock.device.type] // 4, device=clock.device).view(-1, size // 4)
+    half = len(parts) // 2
+    copies = cycle([partial(parts[half + i].copy_, parts[i]) for i in range(half)])
+    sums = cycle([partial(torch.sum, part) for part in parts])
+    rates = (moved / float(np.quantile(_times(clock, work), 0.1)) for moved, work in ((2 * size, copies), (size, sums)))
+    return 1e9 * max(rates)
 
 
 def _products(clock: Clock, name: str) -> float:
