@@ -19,14 +19,16 @@ import tyro
 from robotattn.config import UsageError
 from robotattn.statistics import Estimate, paired_difference, samples_needed, wilson
 
-KINDS = {"evaluation": (1,), "profile": (1, 2), "trace": (1,)}
+KINDS = {"evaluation": (1,), "profile": (2,), "trace": (1,)}
 PERCENTILES = (0.5, 0.99)
 TOLERANCE = {"evaluation": 0.0, "profile": 0.05, "trace": 0.05}
 CHUNK = 2_000_000  # numbers resampled at once: 16 MB
 
 EVALUATION = ("env", "config.execute", "config.ensemble", "config.objects", "config.other", "config.phrases")
-LATENCY = ("environment.device", "environment.cpu", "environment.torch_threads", "clock", "shape.batch", "hz")
+MACHINE = ("environment.device", "environment.cpu", "environment.torch_threads")
+LATENCY = ("device", *MACHINE, "clock", "hz", "shape.batch", "config.device", "config.batch")
 NOTED = ("environment.versions", "machine.versions", "machine.device", "machine.renderer", "mode", "policy", "shape")
+BACK_TO_BACK = "back to back"
 """Conditions must be equal; what is noted may be the very thing that is compared."""
 
 
@@ -186,9 +188,9 @@ def _latencies(
 def samples(path: Path, data: Mapping[str, Any]) -> np.ndarray:
     """The latencies of a trace, or of the trace that a profile names (ms); raises UsageError where there is none."""
     if data["kind"] == "profile":
-        if not data.get("trace"):
+        if BACK_TO_BACK not in data.get("traces", {}):
             raise UsageError(f"{path}: names no trace, and without its samples a profile cannot be compared")
-        path = path.parent / data["trace"]
+        path = path.parent / data["traces"][BACK_TO_BACK]
     from robotattn.latency import trace  # brings torch, which evaluations are compared without
 
     return np.asarray(trace.read(path).service, np.float64) / 1e6

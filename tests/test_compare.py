@@ -10,6 +10,7 @@ import pytest
 
 from robotattn.compare import CompareConfig, compare, difference, ratio, resampled
 from robotattn.config import UsageError
+from robotattn.latency import trace
 from robotattn.statistics import wilson
 
 
@@ -149,6 +150,18 @@ def test_what_may_be_compared_is_noted_but_not_refused(tmp_path, monkeypatch):
     assert compare(CompareConfig(a, b))["notes"] == ["mode: eager, then graph"]
 
 
+def test_a_profile_is_compared_by_the_trace_beside_it(tmp_path):
+    for name, scale in (("a", 1.0), ("b", 1.3)):
+        service = tuple(int(1e6 * value) for value in draw(500, scale))
+        recorded = trace.Trace("cpu", {"act": {}}, {"batch": 1}, "eager", service)
+        trace.write(tmp_path / f"{name}_trace.json", recorded)
+        data = {"schema": 2, "kind": "profile", "traces": {"back to back": f"{name}_trace.json"}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
+    for suffix in (".json", "_trace.json"):
+        result = compare(CompareConfig(tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"))
+        assert result["regression"] and result["rows"][0]["change"] == pytest.approx(1.3)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -156,7 +169,8 @@ def test_what_may_be_compared_is_noted_but_not_refused(tmp_path, monkeypatch):
         ("[]", "kind None, allowed: evaluation, profile, trace"),
         ('{"kind": "study"}', "kind study"),
         ('{"kind": "trace", "schema": 9}', "schema 9, this program compares a trace of schema 1"),
-        ('{"kind": "profile", "schema": 1}', "names no trace"),
+        ('{"kind": "profile", "schema": 2}', "names no trace"),
+        ('{"kind": "profile", "schema": 1}', "schema 1, this program compares a profile of schema 2"),
     ],
 )
 def test_a_file_that_is_no_result_is_refused(tmp_path, text: str, message: str):
