@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from robotattn.latency import counted, policy_costs
+from robotattn.latency import counted, policy_costs, prefix_costs
 from robotattn.latency.costs import Cost, kv_elements, total
 from robotattn.latency.devices import Device
 from robotattn.policies import PolicyConfig
@@ -62,12 +62,10 @@ def tokens(config: PolicyConfig, instruction_tokens: int) -> dict[str, int]:
 
     instruction_tokens: of the text, padding included.
     """
-    groups = (
-        policy_costs.groups(config, instruction_tokens)
-        if _known(config)
-        else counted.groups(config, instruction_tokens)
-    )
-    actions = policy_costs.action_tokens(config) if _known(config) else config.chunk
+    if _known(config):
+        groups, actions = prefix_costs.groups(config, instruction_tokens), policy_costs.action_tokens(config)
+    else:
+        groups, actions = counted.groups(config, instruction_tokens), config.chunk
     return {**groups, "prefix": sum(groups.values()), "actions": actions, "chunk": config.chunk}
 
 
@@ -81,7 +79,7 @@ def kv_bytes(config: PolicyConfig, instruction_tokens: int, dtype_bytes: int = 4
     if not _known(config):
         return counted.kv_bytes(config, instruction_tokens, dtype_bytes, batch)
     each = kv_elements(policy_costs.cache(config)) * dtype_bytes
-    prefix = each * batch * sum(policy_costs.groups(config, instruction_tokens).values())
+    prefix = each * batch * sum(prefix_costs.groups(config, instruction_tokens).values())
     actions = each * batch * policy_costs.cached_actions(config)
     return {"per_token": each, "prefix": prefix, "actions": actions, "total": prefix + actions}
 
@@ -120,7 +118,7 @@ def as_work(each: Cost, repeats: int = 1, once: Cost | None = None, dtype_bytes:
 
 
 def _known(config: PolicyConfig) -> bool:
-    return type(config) in policy_costs.KINDS and config.stem in policy_costs.STEMS
+    return type(config) in policy_costs.KINDS and config.stem in prefix_costs.STEMS
 
 
 # ---------------------------------------------------------------------------------------------- time

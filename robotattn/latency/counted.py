@@ -57,11 +57,6 @@ def groups(config: PolicyConfig, instruction_tokens: int) -> dict[str, int]:
     return {name: part.stop - part.start for name, part in seen.slices.items()}
 
 
-def action_tokens(config: PolicyConfig) -> int:
-    """Return one token an action: how a policy without a closed form represents a chunk is not known."""
-    return config.chunk
-
-
 def parameters(config: PolicyConfig) -> int:
     """Return the number of parameters."""
     return sum(parameter.numel() for parameter in build(config).parameters())

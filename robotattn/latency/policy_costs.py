@@ -1,17 +1,17 @@
 """Closed forms of the policies: how many tokens, parameters and operators each stage of a control step has.
 
 Three stages: ``vision`` is a policy's `tokenize`, ``prefix`` and ``cross_kv`` its `prefill`, the last its `decode`.
-A policy is described here once more, in sizes alone; the tests hold every description to the real modules.
+Policies are described here once more, in sizes alone; the tests hold the description to the real modules. Launches that
+belong to no matrix product (norms, masks, positions, caches, units) are counts of what the code does now.
 """
 
 from dataclasses import dataclass
 
 from robotattn.attention import TransformerConfig
+from robotattn.latency import prefix_costs
 from robotattn.latency.costs import (
     Cost,
     Costs,
-    attention,
-    convolution,
     kept,
     keys_values,
     kv_elements,
@@ -20,23 +20,14 @@ from robotattn.latency.costs import (
     linear_parameters,
     mlp,
     mlp_parameters,
-    product,
     stack,
     stack_parameters,
-    total,
 )
 from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig, PolicyConfig
 from robotattn.tokens.actions import BINS
-from robotattn.tokens.grounding import POSE_SIZE
-from robotattn.tokens.images import CONV_STRIDE, MAP_STRIDE
-from robotattn.tokens.instruction import MAX_TOKENS
-from robotattn.types import ACTION_SIZE, COLOURS, MAX_OBJECTS, STATE_SIZE
+from robotattn.types import ACTION_SIZE, STATE_SIZE
 
-WAY = 8  # the way from the tool to the target, as the prefix gives it
-OBJECT = POSE_SIZE + len(COLOURS)
-TEXT_HEADS = 4
 KINDS = (ACTConfig, AutoregressiveConfig, BlockwiseConfig)
-STEMS = ("conv", "patch")
 
 
 @dataclass(frozen=True)
@@ -48,33 +39,10 @@ class Stage:
     once: Costs = ()
 
 
-def frames(config: PolicyConfig) -> int:
-    """Return how many images of each camera a step sees."""
-    return int(getattr(config, "frames", 1))
-
-
 def size(config: PolicyConfig, layers: int, cross: bool = False) -> TransformerConfig:
-    """Return the sizes of one of a policy's stacks."""
-    kv_heads = getattr(config, "kv_heads", None)
+    """Return the sizes of one of a policy's stacks; of ACT's, the decoder alone shares heads."""
+    kv_heads = None if isinstance(config, ACTConfig) and not cross else getattr(config, "kv_heads", None)
     return TransformerConfig(layers, config.width, config.heads, config.feedforward, kv_heads=kv_heads, cross=cross)
-
-
-def grounded(config: PolicyConfig) -> bool:
-    """Tell whether the prefix has a target token."""
-    return config.grounding if isinstance(config, ACTConfig) else True
-
-
-def groups(config: PolicyConfig, instruction: int) -> dict[str, int]:
-    """Return the tokens of each group, in the order of the sequence."""
-    stride = CONV_STRIDE if config.stem == "conv" else config.patch
-    counts: dict[str, int] = {}
-    for age in range(frames(config)):
-        for name, (height, width) in config.cameras.items():
-            counts[name if age == 0 else f"{name}@{age}"] = (height // stride) * (width // stride)
-    counts |= {"objects": MAX_OBJECTS} if config.objects else {}
-    counts |= {"instruction": instruction, "proprioception": 1}
-    counts |= {"target": 1} if grounded(config) else {}
-    return counts | ({"latent": 1} if isinstance(config, ACTConfig) and config.latent else {})
 
 
 def action_tokens(config: PolicyConfig) -> int:
@@ -89,7 +57,9 @@ def cached_actions(config: PolicyConfig) -> int:
 
 def cache(config: PolicyConfig) -> TransformerConfig:
     """Return the sizes of the stack whose keys and values outlive the prefix."""
-    return size(config, config.decoder_layers if isinstance(config, ACTConfig) else config.layers)
+    if isinstance(config, ACTConfig):
+        return size(config, config.decoder_layers, cross=True)
+    return size(config, config.layers)
 
 
 # ---------------------------------------------------------------------------------------------- parameters
@@ -98,7 +68,7 @@ def cache(config: PolicyConfig) -> TransformerConfig:
 def parameters(config: PolicyConfig) -> int:
     """Return the parameters of a policy."""
     width, actions = config.width, ACTION_SIZE[config.action_mode]
-    count = _prefix_parameters(config)
+    count = prefix_costs.parameters(config)
     if isinstance(config, ACTConfig):
         count += stack_parameters(size(config, config.encoder_layers))
         count += stack_parameters(size(config, config.decoder_layers, cross=True))
@@ -113,30 +83,6 @@ def parameters(config: PolicyConfig) -> int:
     return count + 2 * stack_parameters(size(config, config.layers)) + (flow if config.head == "flow" else table)
 
 
-def _prefix_parameters(config: PolicyConfig) -> int:
-    width, text = config.width, config.text_width
-    count = _stem_parameters(config) if config.cameras else 0
-    count += mlp_parameters(OBJECT, width, width) if config.objects else 0
-    count += (config.vocabulary + MAX_TOKENS + 5) * text  # embeddings, positions, the pool's query and two norms
-    layer = stack_parameters(TransformerConfig(1, text, TEXT_HEADS, 2 * text))
-    count += layer - 2 * text  # a layer alone has no final norm
-    count += linear_parameters(text, width) + linear_parameters(STATE_SIZE, width)
-    if grounded(config):
-        found = _found(config)
-        count += sum(linear_parameters(text, features) for features, _, _ in _sources(config))
-        count += mlp_parameters(found, 2 * width, POSE_SIZE) + found * POSE_SIZE
-        return count + mlp_parameters(_fused(config), 2 * width, width)
-    seen = width * (len(config.cameras) + config.objects) + text
-    return count + (mlp_parameters(seen, 2 * width, POSE_SIZE) if config.pose_weight > 0 else 0)
-
-
-def _stem_parameters(config: PolicyConfig) -> int:
-    stride = CONV_STRIDE if config.stem == "conv" else config.patch
-    grids = sum(height // stride + width // stride for height, width in config.cameras.values())
-    placed = (grids + len(config.cameras)) * config.width
-    return placed + total(_stem(config, 1, (stride, stride))).weights
-
-
 def _style_parameters(config: ACTConfig) -> int:
     width = config.width
     count = width + linear_parameters(ACTION_SIZE[config.action_mode], width) + linear_parameters(STATE_SIZE, width)
@@ -145,99 +91,13 @@ def _style_parameters(config: ACTConfig) -> int:
     return count + linear_parameters(config.latent, width)
 
 
-# ---------------------------------------------------------------------------------------------- vision
-
-
-def vision(config: PolicyConfig, instruction: int, batch: int) -> Costs:
-    """Return the operators from images, text ids and state to tokens."""
-    counts, width, text = groups(config, instruction), config.width, config.text_width
-    parts = [_images(config, batch), _text(config, instruction, batch), launches(3)]  # and the normalised state
-    parts += [linear(batch * instruction, text, width), linear(batch, STATE_SIZE, width)]
-    if config.objects:
-        parts += [launches(9), mlp(batch * MAX_OBJECTS, OBJECT, width, width)]
-    masked = 1 + config.objects
-    parts += [_ground(config, batch) if grounded(config) else _pooled_pose(config, batch)]
-    before = len(counts) - ("latent" in counts)
-    parts += [launches(2 * masked + (before - masked) + 2)]
-    if isinstance(config, ACTConfig) and config.latent:
-        parts += [launches(1), linear(batch, config.latent, width), launches(2 * before + 3)]
-    left = Cost(written=batch * sum(counts.values()) * width)
-    return (*(cost for part in parts for cost in part), left)
-
-
-def _stem(config: PolicyConfig, images: int, image: tuple[int, int]) -> Costs:
-    height, width = image
-    if config.stem == "patch":
-        return convolution(images, (3, config.width), config.patch, height * width // config.patch**2)
-    channels, middle = config.stem_channels, config.width // 2
-    sizes = [(3, channels, 4, MAP_STRIDE), (channels, channels, 3, MAP_STRIDE)]
-    sizes += [(channels, middle, 3, 2 * MAP_STRIDE), (middle, config.width, 3, CONV_STRIDE)]
-    layers = [convolution(images, (a, b), k, (height // s) * (width // s)) for a, b, k, s in sizes]
-    return (*(cost for layer in layers for cost in layer), *launches(3))
-
-
-def _images(config: PolicyConfig, batch: int) -> Costs:
-    costs: Costs = launches(12 * len(config.cameras) * frames(config))  # places of tokens, and of cells of the map
-    for image in dict.fromkeys(config.cameras.values()):
-        count = batch * frames(config) * list(config.cameras.values()).count(image)
-        pixels = 3 * count * image[0] * image[1]
-        costs = (*costs, Cost(raw=pixels, passed=pixels, kernels=4), *_stem(config, count, image))
-    return costs
-
-
-def _text(config: PolicyConfig, instruction: int, batch: int) -> Costs:
-    text = config.text_width
-    layer = TransformerConfig(1, text, TEXT_HEADS, 2 * text)
-    embedded = Cost(weights=2 * instruction * text, raw=8 * batch * instruction, kernels=2)
-    pooled = attention(TransformerConfig(1, text, 1, 0), batch, 1, instruction)
-    return (embedded, *stack(layer, instruction, batch), *launches(2 + 3 + 1), *pooled)
-
-
-def _sources(config: PolicyConfig) -> list[tuple[int, int, int]]:
-    """Return for each source of grounding its features, coordinates and candidates."""
-    sources = []
-    for height, width in config.cameras.values():
-        stride = MAP_STRIDE if config.stem == "conv" else config.patch
-        features = config.stem_channels if config.stem == "conv" else config.width
-        sources.append((features, 2, (height // stride) * (width // stride)))
-    return sources + ([(config.width, POSE_SIZE, MAX_OBJECTS)] if config.objects else [])
-
-
-def _found(config: PolicyConfig) -> int:
-    return sum(features + places + 1 for features, places, _ in _sources(config))
-
-
-def _fused(config: PolicyConfig) -> int:
-    return _found(config) + config.text_width + POSE_SIZE + WAY + STATE_SIZE
-
-
-def _ground(config: PolicyConfig, batch: int) -> Costs:
-    found, hidden = _found(config), 2 * config.width
-    parts = [launches(2 * config.objects)]
-    for features, places, cells in _sources(config):
-        parts += [linear(batch, config.text_width, features), product(batch, 1, features, cells), launches(5)]
-        parts += [product(batch, 1, cells, features), product(batch, 1, cells, places)]
-    parts += [mlp(batch, found, hidden, POSE_SIZE), linear(batch, found, POSE_SIZE, bias=False), launches(3)]
-    parts += [launches(22), mlp(batch, _fused(config), hidden, config.width)]
-    return tuple(cost for part in parts for cost in part)
-
-
-def _pooled_pose(config: PolicyConfig, batch: int) -> Costs:
-    assert isinstance(config, ACTConfig)
-    if config.pose_weight == 0:
-        return ()
-    seen = config.width * (len(config.cameras) + config.objects) + config.text_width
-    means = launches(len(config.cameras) + 6 * config.objects + 1)
-    return (*means, *mlp(batch, seen, 2 * config.width, POSE_SIZE))
-
-
 # ---------------------------------------------------------------------------------------------- prefix and actions
 
 
 def stages(config: PolicyConfig, instruction: int, batch: int) -> dict[str, Stage]:
     """Return the stages of a control step, in their order."""
-    prefix = sum(groups(config, instruction).values())
-    first = {"vision": Stage(vision(config, instruction, batch))}
+    prefix = sum(prefix_costs.groups(config, instruction).values())
+    first = {"vision": Stage(prefix_costs.vision(config, instruction, batch))}
     if isinstance(config, ACTConfig):
         return first | _act(config, prefix, batch)
     if isinstance(config, AutoregressiveConfig):
