@@ -91,8 +91,12 @@ class Spans:
             self.device.setdefault(name, array("q")).append(on_device)
         else:
             result, duration = self.clock.time(work)
-        self.samples.setdefault(name, array("q")).append(duration)
+        self.add(name, duration)
         return result
+
+    def add(self, name: str, duration: int) -> None:
+        """Add one duration (ns) that was measured otherwise."""
+        self.samples.setdefault(name, array("q")).append(duration)
 
     def host_overhead(self, name: str) -> np.ndarray:
         """Wall minus device time of every sample of a name (ns); zeros on a CPU. Raises KeyError without events."""
