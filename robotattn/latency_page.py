@@ -9,14 +9,17 @@ from typing import Any
 from robotattn.latency import tables
 from robotattn.latency.pictures import COLOURS
 from robotattn.latency.published import PUBLISHED
-from robotattn.latency.tables import NOTHING, Sheet, number
+from robotattn.latency.tables import Sheet, number
 
+NARROW = 5
+ONCE = ("import_ms", "load_ms", "build_ms")
 OUTCOME = {True: "pass", False: "fail", None: "undecided"}
 
 
 def profiled(run: str, profile: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows of one profile."""
     file, said = profile["file"], profile["verdict"]
+    sheets = [*tables.first(profile), *tables.measured(profile)]
     shares = {name: share for name, share in profile["shares"].items() if name in profile["stages"]}
     return {
         "title": run if file.name == "profile.json" else f"{run}: {file.stem}",
@@ -28,7 +31,7 @@ def profiled(run: str, profile: Mapping[str, Any]) -> dict[str, Any]:
         "warnings": profile["warnings"],
         "picture": inlined(file.parent / profile["picture"], "image/svg+xml") if profile["picture"] else None,
         "drawn": profile["picture"],
-        "sheets": [*tables.first(profile), *tables.measured(profile)],
+        "sheets": sorted(sheets, key=lambda sheet: len(sheet.titles) >= NARROW),  # the narrow ones side by side
         "shares": shares,
         "colours": COLOURS,  # of the picture
         "notes": _notes(profile),
@@ -49,7 +52,9 @@ def swept(run: str, sweep: Mapping[str, Any]) -> dict[str, Any]:
         "title": f"{run}: sweep",
         "picture": inlined(picture, "image/png"),
         "sheets": [
-            Sheet("what fits a control rate, by the fitted line (* beyond what was measured)", "predicted", titles, rows),
+            Sheet(
+                "what fits a control rate, by the fitted line (* beyond what was measured)", "predicted", titles, rows
+            ),
             Sheet("fitted lines", "measured here", ("", "points", "R2 held out", "median error"), fits),
         ],
     }
@@ -69,7 +74,9 @@ def beside(profiles: Sequence[Mapping[str, Any]]) -> Sheet | None:
     for profile in profiles:
         name, device, mode = profile["name"], _device(profile["environment"]), profile["mode"]
         if profile["step"]:
-            rows.append((name, device, number(profile["step"]["p50"]), "measured here", f"p50 of a control step, {mode}"))
+            rows.append(
+                (name, device, number(profile["step"]["p50"]), "measured here", f"p50 of a control step, {mode}")
+            )
         floor = profile["bounds"]["stages"]["step"]["floor_ms"]
         rows.append((name, device, number(floor), "predicted", "closed form, float32 eager: at least this"))
     rows += [(p.name, p.device, number(p.ms), "published", f"{p.what}; {p.source}") for p in PUBLISHED]
@@ -100,13 +107,15 @@ def _notes(profile: Mapping[str, Any]) -> list[str]:
     cold, unaccounted = profile["cold_start"], profile["shares"]["unaccounted"]
     notes = [
         f"Clock: {profile['clock']}. Stages are timed one by one and the whole step by itself, in turn; "
-        f"{unaccounted:.1%} of the staged step belongs to no stage. Graphs compiled meanwhile: {profile['recompiles']}.",
+        f"{unaccounted:.1%} of the staged step belongs to no stage. Graphs compiled: {profile['recompiles']}.",
     ]
     refused = (profile["step"] or {}).get("refused") or {}
     if refused:
-        notes.append("A dash means too few samples: " + "; ".join(f"{name} {why}" for name, why in refused.items()) + ".")
-    once = ", ".join(f"{name.removesuffix('_ms')} {number(cold[name])} ms" for name in ("import_ms", "load_ms", "build_ms") if name in cold)
+        notes.append(
+            "A dash means too few samples: " + "; ".join(f"{name} {why}" for name, why in refused.items()) + "."
+        )
+    once = ", ".join(f"{name.removesuffix('_ms')} {number(cold[name])} ms" for name in ONCE if name in cold)
     calls = ", ".join(number(ms) for ms in cold["first_calls_ms"])
-    settled = "" if cold["steady"] else ", which did not settle"
-    notes.append(f"Apart from these: {once}; first calls {calls} ms; {cold['warm_up_calls']} calls of warm-up{settled}.")
+    warm = f"{cold['warm_up_calls']} calls of warm-up{'' if cold['steady'] else ', which did not settle'}"
+    notes.append(f"Apart from these: {once}; first calls {calls} ms; {warm}.")
     return notes

@@ -53,10 +53,7 @@ def _distribution(
     ticks = [1.0, 0.1, 0.01, 0.001]
     axes.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
     axes.set_ylim(0.8 / max(len(times) for times in lines.values()), 1.15)
-    low, high = axes.get_xlim()
-    marks = [m * 10.0**e for e in range(-3, 6) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
-    axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
-    axes.minorticks_off()
+    _marks(axes, *axes.get_xlim())
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.legend(frameon=False, fontsize=8)
 
@@ -89,6 +86,13 @@ def _jitter(axes: Any, jitter: Mapping[str, Any]) -> None:
     first, last = max(int(filled[0]) - 1, 1), min(int(filled[-1]) + 2, len(counts))  # the bin below 1 has no logarithm
     axes.stairs(counts[first:last], edges[first : last + 1], fill=True, color=COLOURS[0])
     axes.set(xlabel="wake-up lateness (microseconds)", ylabel="ticks", xscale="log")
-    marks = [10**e for e in range(7) if edges[first] <= 10**e <= edges[last]]
-    axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
+    _marks(axes, edges[first], edges[last])
     axes.grid(axis="y", alpha=0.25, linewidth=0.6)
+
+
+def _marks(axes: Any, low: float, high: float) -> None:
+    """Mark a logarithmic axis with round numbers written out, few enough to be read."""
+    steps = (1, 2, 5) if high < 100 * low else (1, 3) if high < 1000 * low else (1,)
+    marks = [step * 10.0**power for power in range(-4, 8) for step in steps if low <= step * 10.0**power <= high]
+    axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
+    axes.minorticks_off()

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from robotattn import checkpoint
-from robotattn.config import UsageError, to_dict
+from robotattn.config import to_dict
 from robotattn.latency import schedule, trace
 from robotattn.latency.backends import audit
 from robotattn.latency.card import bound_rows, card, checked
 from robotattn.latency.devices import probe as probe_device
-from robotattn.latency.environment import environment, load, peak_memory
+from robotattn.latency.environment import environment, load, peak_memory, usable_clock
 from robotattn.latency.inputs import views
 from robotattn.latency.measure import Clock, Spans, WarmUp, summary, warm_up
 from robotattn.latency.modes import Mode, probe
@@ -32,6 +32,8 @@ from robotattn.latency.subject import Subject, of_checkpoint, of_config, written
 
 SCHEMA = 2
 FIRST_CALLS = 3
+LEAST_WARM, MOST_WARM = 20, 200
+"""Calls of warm-up: between these, and no more than are timed."""
 
 Result = dict[str, Any]
 Services = dict[str, Sequence[int]]
@@ -95,7 +97,7 @@ def profile(
     import_seconds: what importing this module took, for the account of a cold start.
     Raises UsageError for a checkpoint, configuration or device that cannot be used.
     """
-    clock, threads = _clock(config.device), torch.get_num_threads()
+    clock, threads = usable_clock(config.device), torch.get_num_threads()
     try:
         subject = _subject(config)  # outside of inference mode: what is made inside could not be audited or copied
         with torch.inference_mode():
@@ -122,15 +124,6 @@ def _silent(*told: object) -> None:
     """Show nothing."""
 
 
-def _clock(device: str) -> Clock:
-    try:
-        clock = Clock(device)
-        torch.zeros(1, device=clock.device)
-    except (RuntimeError, ValueError, AssertionError) as error:  # torch raises each of them for a missing device
-        raise UsageError(f"device: {device} cannot be used: {str(error).splitlines()[0]}") from None
-    return clock
-
-
 def _subject(config: ProfileConfig) -> Subject:
     if config.checkpoint is not None:
         return of_checkpoint(config.checkpoint, config.device, config.instruction_tokens)
@@ -142,6 +135,7 @@ def _profile(
     config: ProfileConfig, subject: Subject, clock: Clock, show: Progress, first: Callable[[Result], object]
 ) -> tuple[Result, Services, Sequence[int]]:
     fresh, before = subject.inputs(config.batch, config.seed), load()
+    most = min(MOST_WARM, max(LEAST_WARM, config.samples))
     step = ControlStep(subject.policy, subject.batcher, subject.length)
     cold = [clock.time(lambda: step.whole(fresh()))[1] for _ in range(FIRST_CALLS)]
     chosen = _choose(config, step, [step.batch(fresh()) for _ in range(4)])
@@ -150,14 +144,18 @@ def _profile(
     machine = probe_device(clock.device)
     bounds = partial(bound_rows, subject.config, subject.length, machine, config.batch)
     first({"card": facts, "bounds": bounds()})
-    warm = warm_up(lambda: step.whole(fresh()), clock)
+    warm = warm_up(lambda: step.whole(fresh()), clock, most=most)
     difference = same_actions(step, fresh(), Spans(clock))
     if not difference < 1e-4:
         raise RuntimeError(f"the stages' actions differ from the whole step's by {difference}: nothing was timed")
-    runs = [ready(mode, step, fresh, clock, show) for mode in config.mode]
+    runs = [ready(mode, step, fresh, clock, show, most) for mode in config.mode]
     spans, around = timed(step, runs, fresh, config.samples, clock, show)
     judged = runs[0]
-    paced = None if config.hz is None or judged.step is None else paced_run(config.hz, config.io_ms, config.samples, judged.step, fresh, clock, show)
+    paced = (
+        None
+        if config.hz is None or judged.step is None
+        else paced_run(config.hz, config.io_ms, config.samples, judged.step, fresh, clock, show)
+    )
     stages = {name: summary(spans.samples[name]) for name in STAGES if name in spans.samples}
     medians = {name: _median(spans.samples[name]) for name in stages}
     result = {

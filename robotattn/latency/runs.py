@@ -34,7 +34,7 @@ class Run:
     samples: Sequence[int] = ()
 
 
-def ready(mode: Mode, step: ControlStep, fresh: Callable[[], Any], clock: Clock, show: Progress) -> Run:
+def ready(mode: Mode, step: ControlStep, fresh: Callable[[], Any], clock: Clock, show: Progress, most: int = 200) -> Run:
     """Get a mode ready and compare its actions with those of the eager policy; without parity there is no speed."""
     show(f"preparing {mode}", 0, 1)
     run, batches = Run(mode), [step.batch(fresh()) for _ in range(PARITY_BATCHES)]
@@ -47,7 +47,7 @@ def ready(mode: Mode, step: ControlStep, fresh: Callable[[], Any], clock: Clock,
     run.parity, run.first_call_ms = asdict(found), duration / 1e6
     if found.ok:
         run.step = ControlStep(step.policy, step.batcher, step.length, act)
-        warm_up(lambda: run.step and run.step.whole(fresh()), clock)
+        warm_up(lambda: run.step and run.step.whole(fresh()), clock, most=most)
     else:
         run.refused = _difference(found)
     show(f"preparing {mode}", 1, 1)

@@ -51,19 +51,18 @@ def resolve(name: str) -> tuple[Literal["checkpoint", "config"], Path]:
     if given.is_file():
         return "config", given
     assets, configs = Path(str(files("robotattn.assets"))), Path(str(files("robotattn.configs")))
-    if given in (Path(given.name), Path(CHECKPOINTS) / given.name):
-        if (assets / "checkpoints" / given.name).is_dir():
-            return "checkpoint", assets / "checkpoints" / given.name
+    shipped = assets / "checkpoints" / given.name
+    if given in (Path(given.name), Path(CHECKPOINTS) / given.name) and shipped.is_dir():
+        return "checkpoint", shipped
     if given in (Path(given.name), Path(CONFIGS) / given.name):
         for file in (configs / given.name, configs / f"{given.name}.yaml"):
             if file.is_file():
                 return "config", file
     if given.suffix in (".yaml", ".yml"):
         raise UsageError(f"{name}: no such file; shipped configurations: {_names(configs, '*.yaml')}")
-    shipped = _names(assets / "checkpoints", "*")
     raise UsageError(
-        f"{name}: no such checkpoint folder or configuration file; shipped checkpoints: {shipped}; "
-        f"configurations: {_names(configs, '*.yaml')}"
+        f"{name}: no such checkpoint folder or configuration file; shipped checkpoints: "
+        f"{_names(assets / 'checkpoints', '*')}; configurations: {_names(configs, '*.yaml')}"
     )
 
 

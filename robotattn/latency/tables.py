@@ -88,7 +88,9 @@ def _stages(result: Mapping[str, Any]) -> Sheet:
     once = result["pass"]
     if once["n"] and once["each_step"] > 1:
         rows.append((f"each of {once['each_step']} passes", *_times(once), "", *_against(None)))
-    rows.append(("sum of stages", *_times(result["staged"]), f"{1 - result['shares']['unaccounted']:.1%}", "", "", "", ""))
+    rows.append(
+        ("sum of stages", *_times(result["staged"]), f"{1 - result['shares']['unaccounted']:.1%}", "", "", "", "")
+    )
     if result["step"]:
         rows.append((f"whole step ({result['mode']})", *_times(result["step"]), "", *_against(bounds.get("step"))))
     titles = ("stage", *(f"{name} ms" for name in PERCENTILES), "n", "share", "floor ms", "MBU", "MFU", "bound by")
@@ -153,7 +155,9 @@ def _paced(paced: Mapping[str, Any]) -> Sheet:
     ]
     jitter = paced["jitter"]
     if jitter:
-        rows.append(("wake-up lateness (mean)", number(jitter["mean"] / 1e3), "", "", number(jitter["max"] / 1e3), jitter["n"]))
+        rows.append(
+            ("wake-up lateness (mean)", number(jitter["mean"] / 1e3), "", "", number(jitter["max"] / 1e3), jitter["n"])
+        )
     missed = f"{paced['misses']} misses, {paced['longest_run']} in a row at most"
     title = f"paced at {paced['hz']:g} Hz: {missed}, drift {1e6 * paced['drift']:.3g} ppm"
     return Sheet(title, "measured here", ("", *(f"{name} ms" for name in PERCENTILES), "n"), rows)
