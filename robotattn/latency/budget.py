@@ -99,8 +99,12 @@ def fit(points: Sequence[Point], statistic: str = "p50") -> Fit:
     coefficients = nonnegative(design, target, told)
     held_out = cross_validate(design, target, groups)
     relative = np.abs(held_out / target - 1.0)
+    a, b, c, e = (float(value) for value in coefficients)
     return Fit(
-        *map(float, coefficients),
+        a,
+        b,
+        c,
+        e,
         n=len(points),
         r2=r_squared(target, design @ coefficients),
         r2_held_out=r_squared(target, held_out),
@@ -125,7 +129,7 @@ def fits(points: Sequence[Point], statistic: str = "p50") -> tuple[dict[tuple[st
 
 def pooled(points: Sequence[Point], found: Mapping[tuple[str, str], Fit], statistic: str = "p50") -> dict[str, float]:
     """R^2, median and largest error over all held-out points, each predicted by its own kind's fit."""
-    measured, predicted = [], []
+    measured, predicted = list[float](), list[float]()
     for group, one in found.items():
         mine = [point for point in points if (point.kind, point.mode) == group]
         measured += [point.milliseconds[statistic] for point in mine]

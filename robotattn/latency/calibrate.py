@@ -73,7 +73,9 @@ def calibrate(samples: Sequence[Sample]) -> Calibration:
     """Fit every stage of every kind; raises ValueError if a kind has too few points, or the modes are several."""
     if len({sample.mode for sample in samples}) != 1:
         raise ValueError("samples: a calibration is of one mode of execution")
-    terms, ranges, whole, measured, predicted = {}, {}, {}, [], []
+    terms = dict[tuple[str, str], tuple[float, ...]]()
+    ranges = dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]]()
+    whole, measured, predicted = dict[str, float](), list[np.ndarray](), list[np.ndarray]()
     by_kind = dict[str, dict[str, float]]()
     for kind in dict.fromkeys(sample.kind for sample in samples):
         mine = [sample for sample in samples if sample.kind == kind]

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from typing import Any, cast
 
 from robotattn.latency import bounds
 from robotattn.latency.budget import Fit, fits
@@ -53,5 +54,5 @@ def _at(sample: Sample, what: str) -> float:
 
 def floor(sample: Sample, device: Device, dtype: str = "float32") -> float:
     """The closed form's least time of a whole step (ms)."""
-    works = {stage: bounds.Work(**one) for stage, one in sample.work.items()}
+    works = {stage: bounds.Work(**cast("dict[str, Any]", one)) for stage, one in sample.work.items()}
     return bounds.bounds(works, device, dtype)["step"].floor_ms

@@ -127,7 +127,7 @@ def _relayer(policy: PolicyConfig, layers: int) -> PolicyConfig:
     return replace(policy, **_layers(policy, {"layers": layers}))
 
 
-def _layers(policy: PolicyConfig, values: Mapping[str, Any]) -> dict[str, int]:
+def _layers(policy: PolicyConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     if "layers" not in values:
         return {}
     return {"encoder_layers" if isinstance(policy, ACTConfig) else "layers": values["layers"]}
