@@ -6,6 +6,7 @@ from typing import Any
 from robotattn.console import Progress, finish, table, warn
 from robotattn.flags import parse
 
+SLOW = 1.1  # times the usual: something else was running
 SHOWN = 40  # rows of a table on the screen; the JSON has all
 
 
@@ -19,6 +20,10 @@ def sweep(arguments: list[str]) -> int:
         result = run(config, shown)
     warn([*result["failed"], *(f"left out: {reason}" for reason in result["left_out"])])
     warn(f"{what}: {why}" for what, why in result["refused"].items())
+    if result["pace"][1] > SLOW:
+        warn(
+            [f"the machine's pace varied by a factor of {result['pace'][1] / result['pace'][0]:.2f}; p50 allows for it"]
+        )
     budget_table(result["budgets"])
     titles = ("", "n", "R2 held out", "median error", "largest error")
     short = {name: result[name] for name in ("points", "missing", "failed", "left_out", "pooled", "calibration")}

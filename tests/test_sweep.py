@@ -1,6 +1,7 @@
 """A grid of policies, measured row by row into a file that survives a kill (robotattn/latency/{grid,sweep*}.py)."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -16,7 +17,7 @@ from robotattn.latency import sweep as module
 from robotattn.latency.devices import Device
 from robotattn.latency.grid import BASE, as_kind, axis, grid, names
 from robotattn.latency.sweep import SweepConfig, facts, order, point, sweep, words
-from robotattn.latency.sweep_file import Writer, digest, lasting, merge, read
+from robotattn.latency.sweep_file import Writer, digest, lasting, merge, paces, read
 from robotattn.latency.sweep_result import shape
 from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig
 
@@ -271,6 +272,27 @@ def test_repeats_are_merged_and_enough_of_them_make_a_p99():
     assert len(merge([one, row([1000] * 9, {"vision": 1.0}, mode="int8")])) == 2
 
 
+def test_a_machine_that_slows_down_for_a_while_does_not_change_the_p50():
+    """Ten configurations of 10 to 19 ms, three passes; all of the second pass runs 1.3 times slower."""
+    rows = []
+    for repeat, slow in enumerate((1.0, 1.3, 1.0)):
+        for n in range(10):
+            policy = {"act": {"cameras": {}, "n": n}}
+            samples = [round(1000 * (10 + n) * slow)] * 160
+            rows.append(row(samples, {"vision": 5.0 * slow}, repeat, policy=policy))
+    found = paces(rows)
+    assert found[5] == found[25] == 1.0 and found[15] == pytest.approx(1.3)
+    for n, merged in enumerate(merge(rows)):
+        assert merged.milliseconds["p50"] == pytest.approx(10 + n, rel=1e-3)
+        assert merged.milliseconds["max"] == pytest.approx(1.3 * (10 + n), rel=1e-3), "a tail is told as it was"
+        assert merged.stages == {"vision": pytest.approx(5.0)}
+
+
+def test_without_repeats_the_pace_is_unknown_and_nothing_is_changed():
+    rows = [row([1000 * (n + 1)] * 9, {}, policy={"act": {"cameras": {}, "n": n}}) for n in range(5)]
+    assert paces(rows) == [1.0] * 5 and paces([]) == []
+
+
 def test_frames_of_a_camera_count_as_the_cameras():
     (merged,) = merge([row([1000] * 9, {"vision": 1.0})])
     assert asdict(shape(merged)) == {"per_camera": 72, "other": 18, "actions": 8, "kv_per_token": 6}
@@ -283,3 +305,35 @@ def test_impossible_settings_are_refused():
             SweepConfig(("cameras=1",), **wrong)
     with pytest.raises(ValueError, match="at least one axis"):
         SweepConfig(())
+
+
+# ------------------------------------------------------------------------------------------ the prepared run
+
+
+def test_the_prepared_run_for_a_gpu_machine_rehearses_on_a_processor(tmp_path):
+    """The smoke mode goes through the same functions of the script, with tiny policies."""
+    script = Path(__file__).parents[1] / "scripts/profile_target.sh"
+    environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [str(script), "--smoke", str(tmp_path)], capture_output=True, text=True, timeout=400, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    profile = json.loads((tmp_path / "act_state.json").read_text())
+    assert profile["kind"] == "profile" and profile["verdict"]["hz"] == 20
+    traces = [json.loads(path.read_text())["kind"] for path in tmp_path.glob("*trace*.json")]
+    assert traces == ["trace"] * 2
+    assert len(read(tmp_path / "sweep").measured) == 8
+    assert (tmp_path / "clocks_before.csv").exists() and not list(tmp_path.glob("*.log"))
+
+
+def test_the_prepared_run_never_sets_clocks_or_power():
+    script = (Path(__file__).parents[1] / "scripts/profile_target.sh").read_text()
+    asked = [line for line in script.splitlines() if "nvidia-smi" in line and "--query-gpu" in line]
+    others = [line for line in script.splitlines() if "nvidia-smi" in line and line not in asked]
+    assert len(asked) == 1 and all("command -v" in line or "echo" in line for line in others)
+
+
+def test_the_prepared_run_refuses_what_it_does_not_know():
+    script = Path(__file__).parents[1] / "scripts/profile_target.sh"
+    done = subprocess.run([str(script), "--lock-clocks"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "allowed: --cpu, --smoke" in done.stderr

@@ -30,7 +30,7 @@ from robotattn.latency.measure import Clock, Spans, quiet, summary, warm_up
 from robotattn.latency.modes import EXACT, Mode, Unavailable, parity, prepare
 from robotattn.latency.stages import Act, ControlStep
 from robotattn.latency.subject import Subject, of_policy, read_policy, resolve, written
-from robotattn.latency.sweep_file import NAME, SCHEMA, Writer, digest, merge, read
+from robotattn.latency.sweep_file import NAME, SCHEMA, Writer, digest, merge, paces, read
 from robotattn.latency.sweep_result import result
 from robotattn.policies import PolicyConfig
 
@@ -111,7 +111,8 @@ def sweep(config: SweepConfig, progress: Progress | None = None) -> dict[str, An
     counts = {"points": len(rows.measured), "failed": failed, "missing": missing, "left_out": left_out}
     samples = merge(rows.points)
     found = {"schema": SCHEMA, "kind": "sweep_result", "file": NAME, "environment": rows.environment, **counts}
-    found |= {"machine": rows.device, **result(samples)}
+    pace = paces(rows.measured) or [1.0]
+    found |= {"machine": rows.device, "pace": [min(pace), max(pace)], **result(samples)}
     picture = curves(samples, devices.Device(**rows.device)) if samples else None
     if picture is not None:
         replace_file(config.out / PICTURE, lambda file: file.write(picture))

@@ -20,6 +20,7 @@ from robotattn.statistics import percentile, samples_needed
 
 SCHEMA = 1
 NAME = "sweep.jsonl"
+NEIGHBOURS = 4  # rows on either side whose slowness makes up the pace
 LASTING = ("device", "cpu", "cpu_count", "torch_threads", "system", "versions", "cuda", "cudnn", "driver")
 """What of the environment must be equal for two rows to be of one machine; load and clocks come and go."""
 
@@ -102,19 +103,46 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def merge(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
-    """Merge the repeats of each configuration: percentiles of all its samples, medians of its stages."""
-    groups = dict[str, list[Mapping[str, Any]]]()
-    for row in rows:
-        if "error" not in row:
-            groups.setdefault(repr((row["policy"], row["mode"], row["batch"], row["instruction"])), []).append(row)
+    """Merge the repeats of each configuration, with p50 and stages at the machine's usual pace (see `paces`).
+
+    p99 and max are of the samples as they were: a tail is not a matter of pace.
+    """
+    measured = [row for row in rows if "error" not in row]
+    groups = dict[str, list[tuple[Mapping[str, Any], float]]]()
+    for row, pace in zip(measured, paces(measured), strict=True):
+        groups.setdefault(_name(row), []).append((row, pace))
     return [_merged(name, group) for name, group in groups.items()]
 
 
-def _merged(name: str, group: Sequence[Mapping[str, Any]]) -> Sample:
-    first = group[0]
-    samples = np.concatenate([row["samples_us"] for row in group]) / 1e3
-    times = {f"p{100 * p:g}": percentile(samples, p).value for p in (0.5, 0.99) if len(samples) >= samples_needed(p)}
-    stages = {stage: float(np.median([row["stages"][stage] for row in group])) for stage in first["stages"]}
+def paces(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """How slow the machine was around each row, in the file's order, against its usual pace (1).
+
+    Another program can slow the machine for minutes. A row's p50 over the median of its configuration's repeats says
+    how slow it was; the median over neighbouring rows, which are other configurations, is the pace. Without repeats
+    nothing is known, and the pace is 1.
+    """
+    groups = dict[str, list[float]]()
+    for row in rows:
+        groups.setdefault(_name(row), []).append(float(np.median(row["samples_us"])))
+    slow = [float(np.median(row["samples_us"]) / np.median(groups[_name(row)])) for row in rows]
+    return [float(np.median(slow[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1])) for at in range(len(rows))]
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return repr((row["policy"], row["mode"], row["batch"], row["instruction"]))
+
+
+def _merged(name: str, group: Sequence[tuple[Mapping[str, Any], float]]) -> Sample:
+    first = group[0][0]
+    samples = np.concatenate([row["samples_us"] for row, _ in group]) / 1e3
+    usual = np.concatenate([np.asarray(row["samples_us"]) / pace for row, pace in group]) / 1e3
+    times = {"max": float(samples.max())}
+    times |= {
+        f"p{100 * p:g}": percentile(values, p).value
+        for p, values in ((0.5, usual), (0.99, samples))
+        if len(values) >= samples_needed(p)
+    }
+    stages = {s: float(np.median([row["stages"][s] / pace for row, pace in group])) for s in first["stages"]}
     return Sample(
         label=first["label"],
         kind=first["kind"],
@@ -122,7 +150,7 @@ def _merged(name: str, group: Sequence[Mapping[str, Any]]) -> Sample:
         work=first["work"],
         image_bytes=first["image_bytes"],
         stages=stages,
-        milliseconds=times | {"max": float(samples.max())},
+        milliseconds=times,
         tokens=first["tokens"],
         kv=first["kv"],
         config=first["policy"][first["kind"]],
