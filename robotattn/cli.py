@@ -16,7 +16,7 @@ import tyro
 from robotattn import __version__
 from robotattn.commands_latency import compare, plan, sweep
 from robotattn.config import UsageError, load
-from robotattn.console import Progress, finish, pick, sheets, table, warn
+from robotattn.console import Progress, finish, pick, table, warn
 from robotattn.flags import find, parse, shipped_configs, with_checkpoint
 
 # Nothing heavier is imported here: help and mistakes answer at once, and each command brings what it needs.
@@ -121,8 +121,10 @@ def profile(arguments: list[str]) -> int:
         arguments = [f"--{kind}", str(path), *arguments[1:]]
     config = parse(ProfileConfig, arguments, profile)
     with Progress() as shown:
-        result = run(config, shown, lambda found: shown.between(lambda: sheets(tables.first(found))), imported)
-    sheets(tables.measured(result))
+        result = run(
+            config, shown, lambda found: shown.between(lambda: print(tables.text(tables.first(found)))), imported
+        )
+    print(tables.text(tables.measured(result)))
     warn(result["warnings"])
     kept = {name: result[name] for name in ("mode", "verdict", "step", "stages", "card", "clock")}
     rows = [("file", result_path(config)), ("verdict", tables.verdict(result) or "no --hz was asked for")]

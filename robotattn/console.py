@@ -73,12 +73,6 @@ def table(title: str, rows: Iterable[Sequence[Any]], titles: Sequence[str] = ())
     Console().print(drawn)
 
 
-def sheets(found: Iterable[Any]) -> None:
-    """Print the tables of a profile (`latency.tables.Sheet`), each with how its figures were come by."""
-    for sheet in found:
-        table(f"{sheet.title} \\[{sheet.kind}]", sheet.rows, sheet.titles if any(sheet.titles) else ())
-
-
 def pick(result: Mapping[str, Any], names: str) -> list[tuple[str, Any]]:
     return [(name.replace("_", " "), result[name]) for name in names.split() if name in result]
 

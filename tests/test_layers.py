@@ -32,7 +32,11 @@ LAYERS: dict[str, tuple[tuple[str, ...] | None, set[str] | None]] = {
     "tokens": ((*LOW, "attention"), LEARNING),
     "policies": ((*LOW, "attention", "tokens"), LEARNING),
     "checkpoint": ((*LOW, "attention", "tokens", "policies"), LEARNING),
-    "latency": ((*LOW, "statistics", "attention", "tokens", "policies", "checkpoint"), LEARNING),
+    # (matplotlib inside functions alone: a bare machine has none, see test_profile)
+    "latency": (
+        (*LOW, "statistics", "control", "attention", "tokens", "policies", "checkpoint"),
+        LEARNING | {"matplotlib"},
+    ),
     "experiments": (
         (*LOW, "attention", "tokens", "assets"),
         {"torch", "numpy", "scipy", "matplotlib", "jinja2", "tyro"},

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import TypeVar, get_origin, get_type_hints
 
 from robotattn.config import UsageError, loads
 
@@ -31,8 +31,8 @@ def profile(arguments: Sequence[str]) -> int:
         kind, path = resolve(arguments[0])
         named, arguments = [f"{kind}={path}"], arguments[1:]
     config = read(ProfileConfig, [*named, *arguments])
-    result = run(config, Lines(), lambda first: show(tables.first(first)), imported)
-    show(tables.measured(result))
+    result = run(config, Lines(), lambda first: print(tables.text(tables.first(first)), flush=True), imported)
+    print(tables.text(tables.measured(result)))
     if line := tables.verdict(result):
         print(line)
     print(json.dumps({"command": "profile", "file": str(result_path(config)), "verdict": result["verdict"]}))
@@ -73,14 +73,6 @@ def read(cls: type[T], arguments: Sequence[str]) -> T:
         key = key.lstrip("-").replace("-", "_")
         lines.append(f"{key}: {value if key not in lists or value.startswith('[') else f'[{value}]'}")
     return loads("\n".join(lines) or "{}", cls, "arguments")
-
-
-def show(sheets: Sequence[Any]) -> None:
-    """Print tables as plain text."""
-    from robotattn.latency.tables import plain
-
-    for sheet in sheets:
-        print(f"{plain(sheet)}\n", flush=True)
 
 
 class Lines:

@@ -34,7 +34,9 @@ class Run:
     samples: Sequence[int] = ()
 
 
-def ready(mode: Mode, step: ControlStep, fresh: Callable[[], Any], clock: Clock, show: Progress, most: int = 200) -> Run:
+def ready(
+    mode: Mode, step: ControlStep, fresh: Callable[[], Any], clock: Clock, show: Progress, most: int = 200
+) -> Run:
     """Get a mode ready and compare its actions with those of the eager policy; without parity there is no speed."""
     show(f"preparing {mode}", 0, 1)
     run, batches = Run(mode), [step.batch(fresh()) for _ in range(PARITY_BATCHES)]

@@ -175,6 +175,11 @@ def size(count: int) -> str:
     return f"{count / 1e3:.4g} kB" if count < 1e6 else f"{count / 1e6:.4g} MB"
 
 
+def text(sheets: Iterable[Sheet]) -> str:
+    """Tables in plain text, an empty line after each: too wide for a drawn table on a common terminal."""
+    return "".join(f"{plain(sheet)}\n\n" for sheet in sheets).removesuffix("\n")
+
+
 def plain(sheet: Sheet) -> str:
     """A table in plain text, columns aligned with spaces."""
     rows = [tuple(map(str, row)) for row in (sheet.titles, *sheet.rows)]
