@@ -176,7 +176,7 @@ def point(*arguments):
 module.point = point
 module.sweep(module.SweepConfig({("cameras=1,2", "patch=16,32", *SMALL)!r}, out=Path({str(tmp_path)!r}), samples=30))
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 9
+    assert subprocess.run([sys.executable, "-c", code], timeout=500).returncode == 9
     assert len(read(tmp_path).points) == 2
 
 
@@ -315,7 +315,7 @@ def test_the_prepared_run_for_a_gpu_machine_rehearses_on_a_processor(tmp_path):
     script = Path(__file__).parents[1] / "scripts/profile_target.sh"
     environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [str(script), "--smoke", str(tmp_path)], capture_output=True, text=True, timeout=400, env=environment
+        [str(script), "--smoke", str(tmp_path)], capture_output=True, text=True, timeout=500, env=environment
     )
     assert done.returncode == 0, done.stderr
     profile = json.loads((tmp_path / "act_state.json").read_text())
@@ -335,5 +335,5 @@ def test_the_prepared_run_never_sets_clocks_or_power():
 
 def test_the_prepared_run_refuses_what_it_does_not_know():
     script = Path(__file__).parents[1] / "scripts/profile_target.sh"
-    done = subprocess.run([str(script), "--lock-clocks"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(script), "--lock-clocks"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "allowed: --cpu, --smoke" in done.stderr
