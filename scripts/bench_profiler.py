@@ -10,7 +10,7 @@ import json
 import resource
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,7 @@ def main(bench: Bench) -> None:
     print(json.dumps(result))
 
 
-def step(spans: Spans, stages: dict[str, Callable[[], object]]) -> None:
+def step(spans: Spans, stages: Mapping[str, Callable[[], object]]) -> None:
     """Run a step's stages, each in its span."""
     for name, work in stages.items():
         spans.run(name, work)
@@ -70,7 +70,7 @@ def step(spans: Spans, stages: dict[str, Callable[[], object]]) -> None:
 
 def overhead(clock: Clock, steps: int = 2000) -> float:
     """Nanoseconds that the spans of one step take when there is nothing to time (median of 20 rounds)."""
-    stages, rounds = dict.fromkeys(STAGES, int), []
+    stages, rounds = dict.fromkeys(STAGES, int), list[float]()
     for _ in range(20):
         spans, start = Spans(clock), clock.now()
         for _ in range(steps // 20):
