@@ -83,21 +83,29 @@ def attention(config: TransformerConfig, batch: int, queries: int, fresh: int, c
 
 
 def stack(
-    config: TransformerConfig, tokens: int, batch: int = 1, cached: int = 0, context: int = 0, masked: bool = True
+    config: TransformerConfig,
+    tokens: int,
+    batch: int = 1,
+    cached: int = 0,
+    context: int = 0,
+    masked: bool = True,
+    padded: bool = True,
 ) -> Costs:
     """Return the cost of a pass of `tokens` through all layers and the final norm, by kind of operator.
 
     cached: tokens of earlier passes whose keys and values are read. context: tokens that every layer attends to, whose
-    keys and values are given (see `keys_values`). masked: a bool mask, which a fused kernel first makes a bias of.
+    keys and values are given (see `keys_values`). masked, padded: tokens, and the context, have a bool mask, which a
+    fused kernel first makes a bias of.
     """
     rows, inside = batch * tokens, config.heads * config.head
-    mask = launches(3 * masked + 2 * (cached > 0))  # and the new keys and values go into the cache
+    shared = config.kv != config.heads and tokens > 1  # then queries are gathered by key head, and put back
+    mask = launches(3 * masked + 2 * (cached > 0) + (2 + masked) * shared)  # 2: keys and values go into the cache
     parts: list[Costs] = [launches(2)]  # norm and residual
     parts += [linear(rows, config.width, inside, config.bias), _keys_values(config, rows, config.width)]
     parts += [attention(config, batch, tokens, tokens, cached), mask, linear(rows, inside, config.width, config.bias)]
     if config.cross and context:
         parts += [launches(2), linear(rows, config.width, inside, config.bias)]
-        parts += [attention(config, batch, tokens, 0, context), launches(3)]
+        parts += [attention(config, batch, tokens, 0, context), launches(3 * padded + 2 * shared)]
         parts += [linear(rows, inside, config.width, config.bias)]
     if config.hidden:
         parts += [launches(2), _feedforward(config, rows)]

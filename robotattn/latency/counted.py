@@ -42,12 +42,22 @@ def make(config: PolicyConfig) -> Policy:
 
 def batch(config: PolicyConfig, instruction_tokens: int, rows: int = 1) -> dict[str, Any]:
     """Return a batch of random observations, every text of so many tokens."""
-    images = {name: torch.randint(0, 256, (rows, *size, 3), dtype=torch.uint8) for name, size in config.cameras.items()}
+    looks = int(getattr(config, "frames", 1))
+    axis = (rows,) if looks == 1 else (rows, looks)
+    images = {
+        name: torch.randint(0, 256, (*axis, *size, 3), dtype=torch.uint8) for name, size in config.cameras.items()
+    }
     text = torch.randint(0, config.vocabulary, (rows, instruction_tokens))
     made = {"images": images, "state": 0.1 * torch.randn(rows, STATE_SIZE), "text": text}
-    objects = torch.rand(rows, MAX_OBJECTS, OBJECT_SIZE)
-    seen = torch.ones(rows, MAX_OBJECTS, dtype=torch.bool)
-    return made | {"text_mask": torch.ones_like(text, dtype=torch.bool), "objects": objects, "objects_mask": seen}
+    made |= {
+        "text_mask": torch.ones_like(text, dtype=torch.bool),
+        "objects": torch.rand(*axis, MAX_OBJECTS, OBJECT_SIZE),
+    }
+    made["objects_mask"] = torch.ones(*axis, MAX_OBJECTS, dtype=torch.bool)
+    if looks > 1:
+        made["history"] = 0.1 * torch.randn(rows, looks - 1, STATE_SIZE)
+        made["ages"] = (0.1 * torch.arange(looks - 1, -1, -1.0)).expand(rows, -1)
+    return made
 
 
 def groups(config: PolicyConfig, instruction_tokens: int) -> dict[str, int]:

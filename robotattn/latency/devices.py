@@ -123,18 +123,18 @@ def _formats(dtype: torch.dtype | None) -> list[str]:
     return [str(dtype).removeprefix("torch.")]
 
 
-def _times(clock: Clock, work: Iterator[Callable[[], object]], window: float = WINDOW) -> list[int]:
-    """Return the times (ns) of pieces of work, for `window` seconds and at least three; the first is not counted."""
+def _times(clock: Clock, work: Iterator[Callable[[], object]], share: float = 1.0) -> list[int]:
+    """Return the times (ns) of pieces of work, for a share of `WINDOW` and at least three; the first is not counted."""
     next(work)()
-    times, end = list[int](), clock.now() + int(window * 1e9)
+    times, end = list[int](), clock.now() + int(share * WINDOW * 1e9)
     while len(times) < 3 or clock.now() < end:
         times.append(clock.time(next(work))[1])
     return times
 
 
-def _best(clock: Clock, work: Callable[[], object], window: float = WINDOW) -> float:
+def _best(clock: Clock, work: Callable[[], object], share: float = 1.0) -> float:
     """Return the shortest time (s) of work that is done again and again."""
-    return min(_times(clock, repeat(work), window)) * 1e-9
+    return min(_times(clock, repeat(work), share)) * 1e-9
 
 
 def _bandwidth(clock: Clock) -> float:
@@ -181,7 +181,7 @@ def _launch(clock: Clock) -> float:
         for _ in range(CHAIN):
             x.add_(1.0)
 
-    return _best(clock, chain, WINDOW / 2) / CHAIN
+    return _best(clock, chain, 0.5) / CHAIN
 
 
 def _graph_launch(clock: Clock) -> float:
@@ -192,4 +192,4 @@ def _graph_launch(clock: Clock) -> float:
     with torch.cuda.graph(graph):
         for _ in range(CHAIN):
             x.add_(1.0)
-    return _best(clock, graph.replay, WINDOW / 2) / CHAIN
+    return _best(clock, graph.replay, 0.5) / CHAIN

@@ -153,10 +153,10 @@ def _motion(config: PolicyConfig) -> int:
 def _history(config: PolicyConfig, batch: int) -> Costs:
     """Return what several frames cost beside more tokens: the stamps of their ages, rates, the target's velocity."""
     each = len(config.cameras) + config.objects
-    stamps = (*launches(24 + each * frames(config)), *linear(batch * frames(config), config.width, config.width, False))
+    stamps = (*launches(32 + each * frames(config)), *linear(batch * frames(config), config.width, config.width, False))
     if not grounded(config):
         return stamps
-    return (*stamps, *launches(18), *mlp(batch, _motion(config), 2 * config.width, VELOCITY))
+    return (*stamps, *launches(7), *mlp(batch, _motion(config), 2 * config.width, VELOCITY))
 
 
 def _ground(config: PolicyConfig, batch: int) -> Costs:
