@@ -126,9 +126,9 @@ def profile(arguments: list[str]) -> int:
         )
     print(tables.text(tables.measured(result)))
     warn(result["warnings"])
-    kept = {name: result[name] for name in ("mode", "verdict", "step", "stages", "card", "clock")}
+    short = {name: result[name] for name in ("mode", "verdict", "clock")} | tables.short(result)
     rows = [("file", result_path(config)), ("verdict", tables.verdict(result) or "no --hz was asked for")]
-    return finish("profile", {"file": str(result_path(config)), **kept}, rows)
+    return finish("profile", {"file": str(result_path(config)), **short}, rows)
 
 
 def report(arguments: list[str]) -> int:

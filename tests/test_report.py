@@ -170,3 +170,22 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path):
         report(ReportConfig((tmp_path / "nowhere",)))
     with pytest.raises(ValueError, match="folders"):
         ReportConfig(())
+
+
+def test_a_sweep_is_shown_with_its_budgets_its_fits_and_its_picture(tmp_path):
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "sweep.png").write_bytes(b"a picture")
+    row = {"kind": "act", "mode": "eager", "statistic": "p99", "hz": 50, "cameras": {"36": 3}, "tokens": 140}
+    free = {"tokens": None, "extrapolated": False, "cameras": {"36": None}}
+    sweep = {
+        "schema": 1, "kind": "sweep_result",
+        "budgets": [row | {"extrapolated": True}, row | free],
+        "fits": {"p50": {"act eager": {"n": 24, "r2_held_out": 0.991, "error": 0.034}}},
+    }  # fmt: skip
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    page = Page(report(ReportConfig((tmp_path,))).read_text())
+    assert "sweep: sweep" in page.text
+    for said in ("act eager p99 50 140* 3 of 36", "any any of 36", "p50, act eager 24 0.991 3.4%"):
+        assert said in page.text, said
+    assert [attributes["src"][:21] for tag, attributes in page.tags if tag == "img"] == ["data:image/png;base64"]

@@ -1,5 +1,6 @@
 """A control step's stages: known times are found where they belong, the parts are the whole, inputs are fresh."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from robotattn.latency.inputs import Batcher, RandomInputs, random_instructions, random_observation, views
+from robotattn.latency.inputs import Batcher, RandomInputs, random_instructions, random_observation
 from robotattn.latency.measure import Clock, Spans
 from robotattn.latency.stages import PASS, STAGED, STAGES, ControlStep, safe, same_actions, token_counts
 from robotattn.latency.subject import of_policy
@@ -161,11 +162,19 @@ def test_inputs_are_fresh_at_every_step_and_never_zero_and_the_same_for_a_seed()
     assert (again.images["front"] == first.images["front"]).all() and again.instruction == first.instruction
 
 
-def test_older_frames_are_images_of_their_own():
-    config = SimpleNamespace(cameras={"front": (16, 32)}, frames=3, objects=False)
-    assert views(config) == ["front", "front@1", "front@2"]
-    images = random_observation(config, np.random.default_rng(0), ["a"]).images
-    assert [image.shape for image in images.values()] == [(16, 32, 3)] * 3
+def test_a_policy_with_a_history_sees_frames_oldest_first():
+    config = SimpleNamespace(cameras={"front": (16, 32)}, frames=3, objects=True)
+    rows = RandomInputs(config, ["a"], batch=2)()
+    assert [[seen.time for seen in row] for row in rows] == [[0, 0.05, 0.1]] * 2
+    batcher = Batcher(lambda texts: (np.array([[5, 6]]), None), ["front"], frames=3)
+    batch = batcher.batch(rows)
+    assert batch["images"]["front"].shape == (2, 3, 16, 32, 3) and batch["objects"].shape[:2] == (2, 3)
+    assert (batch["images"]["front"][1, 2].numpy() == rows[1][2].images["front"]).all()
+    assert (batch["state"][0].numpy() == rows[0][2].state).all()
+    assert (batch["history"][0, 1].numpy() == rows[0][1].state).all() and batch["history"].shape == (2, 2, 13)
+    np.testing.assert_allclose(batch["ages"], [[0.1, 0.05, 0]] * 2, atol=1e-7)
+    with pytest.raises(ValueError, match="oldest first"):
+        batcher.batch([rows[0][::-1]])
 
 
 def test_made_up_instructions_have_the_asked_number_of_real_tokens():
@@ -195,3 +204,17 @@ def test_tokens_are_counted_by_group():
     step = ControlStep(subject.policy, subject.batcher, subject.length)
     counts = token_counts(step.tokens(subject.inputs(1, 0)()))
     assert counts == {"front": 6, "wrist": 4, "instruction": 6, "proprioception": 1, "target": 1, "total": 18}
+
+
+@pytest.mark.parametrize("config", [POLICIES[0][0], POLICIES[2][0]])
+def test_nothing_is_read_on_the_host_between_batch_and_actions(config, monkeypatch):
+    """On tensors without values, a read raises: a step that needs none can be one CUDA graph."""
+    subject = of_policy("small", config, "cpu", 6)
+    batch = subject.batcher.batch(subject.inputs(1, 0)())
+    empty = {name: _meta(value) for name, value in batch.items()}
+    monkeypatch.setattr(torch, "autocast", lambda *arguments, **named: nullcontext())  # there is none for such tensors
+    assert subject.policy.to("meta").act(empty).shape == (1, config.chunk, 5)
+
+
+def _meta(value):
+    return {name: _meta(inner) for name, inner in value.items()} if isinstance(value, dict) else value.to("meta")

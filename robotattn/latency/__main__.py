@@ -35,7 +35,8 @@ def profile(arguments: Sequence[str]) -> int:
     print(tables.text(tables.measured(result)))
     if line := tables.verdict(result):
         print(line)
-    print(json.dumps({"command": "profile", "file": str(result_path(config)), "verdict": result["verdict"]}))
+    short = {"file": str(result_path(config)), "verdict": result["verdict"], **tables.short(result)}
+    print(json.dumps({"command": "profile", **short}))
     return 0
 
 

@@ -1,6 +1,7 @@
 """Observations in, a policy's batch out: the host's part of a control step, shared by evaluation and profiler."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,13 +14,24 @@ Encode = Callable[[Sequence[str | None]], tuple[np.ndarray, np.ndarray]]
 
 FIRST_ID = 2  # 0 pads, 1 says "no instruction"
 TEXTS = 16  # different random instructions
+PERIOD = 0.05  # (s) between made-up frames
+
+
+Row = Observation | Sequence[Observation]
+"""What one row of a batch saw: at its last control ticks, oldest first, or only now."""
 
 
 class Batcher:
-    """Builds batches for one policy. The ids of an instruction are computed once and remembered."""
+    """Builds batches for one policy. The ids of an instruction are computed once and remembered.
 
-    def __init__(self, encode: Encode, cameras: Sequence[str], device: str | torch.device = "cpu") -> None:
-        self.encode, self.cameras, self.device = encode, tuple(cameras), torch.device(device)
+    frames: F, the policy's. For F > 1 a batch has what `Windows` has with so many frames: ``images`` and ``objects``
+    with an axis for them behind the batch's, oldest first, ``history`` (older states) and ``ages`` (s).
+    """
+
+    def __init__(
+        self, encode: Encode, cameras: Sequence[str], device: str | torch.device = "cpu", frames: int = 1
+    ) -> None:
+        self.encode, self.cameras, self.device, self.frames = encode, tuple(cameras), torch.device(device), frames
         self._ids: dict[str, np.ndarray] = {}
 
     def ids(self, instruction: str) -> np.ndarray:
@@ -28,30 +40,30 @@ class Batcher:
             self._ids[instruction] = self.encode([instruction])[0][0]
         return self._ids[instruction]
 
-    def batch(self, observations: Sequence[Observation], length: int | None = None) -> dict[str, object]:
+    def batch(self, rows: Sequence[Row], length: int | None = None) -> dict[str, object]:
         """Stack observations and copy them to the device; see `stack`."""
-        return self.move(self.stack(observations, length))
+        return self.move(self.stack(rows, length))
 
-    def stack(self, observations: Sequence[Observation], length: int | None = None) -> dict[str, object]:
+    def stack(self, rows: Sequence[Row], length: int | None = None) -> dict[str, object]:
         """Stack observations on the host; texts are padded on the right to the longest, or to `length` tokens.
 
-        Raises ValueError naming a camera or the object tokens that an observation lacks.
+        rows: for each row of the batch what was seen at its last F control ticks, oldest first; if that is less, or a
+        bare observation, the first one is repeated, as at the start of an episode. The newest one's instruction counts.
+        Raises ValueError naming a camera or the object tokens that an observation lacks, or frames in the wrong order.
         """
-        texts = [self.ids(observation.instruction) for observation in observations]
-        length = max(map(len, texts)) if length is None else length
-        text, mask = np.zeros((len(texts), length), np.int64), np.zeros((len(texts), length), bool)
-        for row, ids in enumerate(texts):
-            text[row, : len(ids)], mask[row, : len(ids)] = ids, True
+        seen = [self._last(row) for row in rows]
+        newest = [row[-1] for row in seen]
         batch: dict[str, object] = {
-            "images": {camera: _stack([_image(o, camera) for o in observations]) for camera in self.cameras},
-            "state": _stack([o.state for o in observations]),
-            "text": torch.from_numpy(text),
-            "text_mask": torch.from_numpy(mask),
+            "images": {camera: self._frames(seen, partial(_image, camera)) for camera in self.cameras},
+            "state": _stack([observation.state for observation in newest]),
+            **self._texts([self.ids(observation.instruction) for observation in newest], length),
         }
-        objects = [o.objects for o in observations if o.objects is not None]
-        if objects:
-            batch["objects"] = _stack(objects)
-            batch["objects_mask"] = torch.from_numpy(np.stack(objects) != 0).any(-1)
+        if any(observation.objects is not None for observation in newest):
+            objects = self._frames(seen, _seen_objects)
+            batch["objects"], batch["objects_mask"] = objects, (objects != 0).any(-1)
+        if self.frames > 1:
+            batch["history"] = torch.from_numpy(np.stack([[o.state for o in row[:-1]] for row in seen]))
+            batch["ages"] = torch.from_numpy(_ages(seen))
         return batch
 
     def move(self, batch: Mapping[str, object]) -> dict[str, object]:
@@ -62,28 +74,76 @@ class Batcher:
         assert isinstance(value, torch.Tensor)
         return value.to(self.device)
 
+    def _last(self, row: Row) -> list[Observation]:
+        """The last F observations of a row, the first one repeated if there are fewer."""
+        if isinstance(row, Observation):
+            return [row] * self.frames
+        return [row[0]] * (self.frames - len(row)) + list(row[-self.frames :])
+
+    def _texts(self, ids: Sequence[np.ndarray], length: int | None) -> dict[str, torch.Tensor]:
+        length = max(map(len, ids)) if length is None else length
+        text, mask = np.zeros((len(ids), length), np.int64), np.zeros((len(ids), length), bool)
+        for row, own in enumerate(ids):
+            text[row, : len(own)], mask[row, : len(own)] = own, True
+        return {"text": torch.from_numpy(text), "text_mask": torch.from_numpy(mask)}
+
+    def _frames(self, seen: Sequence[Sequence[Observation]], pick: Callable[[Observation], np.ndarray]) -> torch.Tensor:
+        """Stack one sensor ``[B, F, ...]``; ``[B, ...]`` for one frame."""
+        stacked = _stack([pick(observation) for row in seen for observation in row])
+        return stacked if self.frames == 1 else stacked.unflatten(0, (len(seen), self.frames))
+
 
 def _stack(arrays: Sequence[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(np.stack(arrays))
 
 
-def _image(observation: Observation, camera: str) -> np.ndarray:
+def _image(camera: str, observation: Observation) -> np.ndarray:
     if camera not in observation.images:
         have = ", ".join(observation.images) or "none"
         raise ValueError(f"images.{camera}: the policy needs this camera, the observation has {have}")
     return observation.images[camera]
 
 
+def _seen_objects(observation: Observation) -> np.ndarray:
+    if observation.objects is None:
+        raise ValueError("objects: one observation of the batch has no object tokens, others do")
+    return observation.objects
+
+
+def _ages(seen: Sequence[Sequence[Observation]]) -> np.ndarray:
+    """How long before the newest each frame was seen (s), float32 ``[B, F]``."""
+    ages = np.array([[row[-1].time - observation.time for observation in row] for row in seen])
+    if (np.diff(ages, axis=1) > 0).any():
+        raise ValueError(f"frames: must come oldest first, got ages of {ages[(np.diff(ages) > 0).any(axis=1)][0]} s")
+    return ages.astype(np.float32)
+
+
 class RandomInputs:
-    """Observations of a policy's shapes with fresh values, the same for the same seed."""
+    """What a policy sees at one step, of its shapes and with fresh values; the same for the same seed."""
 
     def __init__(self, config: PolicyConfig, texts: Sequence[str], batch: int = 1, seed: int = 0) -> None:
         self.config, self.texts, self.size = config, tuple(texts), batch
+        self.frames = frames(config)
         self.generator = np.random.default_rng(seed)
 
-    def __call__(self) -> list[Observation]:
-        """Return the observations of one step."""
-        return [random_observation(self.config, self.generator, self.texts) for _ in range(self.size)]
+    def __call__(self) -> list[Row]:
+        """Return the rows of one step: observations, or as many of each as the policy has frames, oldest first."""
+        return [self._row() for _ in range(self.size)]
+
+    def _row(self) -> Row:
+        times = [PERIOD * tick for tick in range(self.frames)]
+        seen = [random_observation(self.config, self.generator, self.texts, time) for time in times]
+        return seen[0] if self.frames == 1 else seen
+
+
+def frames(config: PolicyConfig) -> int:
+    """How many control ticks a policy sees at once."""
+    return getattr(config, "frames", 1)
+
+
+def newest(row: Row) -> Observation:
+    """What a row sees now."""
+    return row if isinstance(row, Observation) else row[-1]
 
 
 def random_instructions(vocabulary: int, tokens: int, seed: int = 0) -> tuple[Encode, list[str]]:
@@ -101,24 +161,14 @@ def random_instructions(vocabulary: int, tokens: int, seed: int = 0) -> tuple[En
     return encode, list(table)
 
 
-def random_observation(config: PolicyConfig, generator: np.random.Generator, texts: Sequence[str]) -> Observation:
+def random_observation(
+    config: PolicyConfig, generator: np.random.Generator, texts: Sequence[str], time: float = 0.0
+) -> Observation:
     """An observation of the policy's shapes with fresh values: zeros would be faster than anything a camera sees."""
-    images = {name: generator.integers(0, 256, (*size, 3), np.uint8) for name, size in _views(config).items()}
+    images = {name: generator.integers(0, 256, (*size, 3), np.uint8) for name, size in config.cameras.items()}
     state = generator.normal(0, 0.5, STATE_SIZE).astype(np.float32)
     objects = _objects(generator) if config.objects else None
-    return Observation(images, state, texts[int(generator.integers(len(texts)))], objects, 0.0)
-
-
-def views(config: PolicyConfig) -> list[str]:
-    """The images a policy reads: its cameras, and behind them what they saw one tick ago (``front@1``), two, ..."""
-    return list(_views(config))
-
-
-def _views(config: PolicyConfig) -> dict[str, tuple[int, int]]:
-    sizes = dict(config.cameras)
-    for age in range(1, getattr(config, "frames", 1)):
-        sizes |= {f"{name}@{age}": size for name, size in config.cameras.items()}
-    return sizes
+    return Observation(images, state, texts[int(generator.integers(len(texts)))], objects, time)
 
 
 def _objects(generator: np.random.Generator) -> np.ndarray:

@@ -22,7 +22,6 @@ from robotattn.latency.backends import audit
 from robotattn.latency.card import bound_rows, card, checked
 from robotattn.latency.devices import probe as probe_device
 from robotattn.latency.environment import environment, load, peak_memory, usable_clock
-from robotattn.latency.inputs import views
 from robotattn.latency.measure import Clock, Spans, WarmUp, summary, warm_up
 from robotattn.latency.modes import Mode, probe
 from robotattn.latency.pictures import draw
@@ -164,7 +163,6 @@ def _profile(
         "config": to_dict(config),
         "name": subject.name,
         "policy": written(subject.config),
-        "views": views(subject.config),
         "fingerprint": subject.fingerprint,
         "clock": clock.name,
         "mode": judged.mode,
@@ -275,8 +273,9 @@ def _files(config: ProfileConfig) -> dict[str, Path]:
 
 def _trace(config: ProfileConfig, result: Result, name: str, service: Sequence[int]) -> trace.Trace:
     """The single times of one run, as the simulation replays them."""
-    tokens = result["card"]["tokens"]
-    shape = {"batch": config.batch, "cameras": len(result["views"]), "prefix": tokens["prefix"]}
+    tokens, (policy,) = result["card"]["tokens"], result["policy"].values()
+    cameras = len(policy["cameras"])
+    shape = {"batch": config.batch, "cameras": cameras, "prefix": tokens["prefix"]}
     return trace.Trace(
         device=result["environment"]["device"],
         policy=result["policy"],

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from robotattn.attention import Transformer
 from robotattn.control.safety import Workspace, require_finite
-from robotattn.latency.inputs import Batcher
+from robotattn.latency.inputs import Batcher, Row, newest
 from robotattn.latency.measure import Clock, Spans
 from robotattn.policies import Policy
 from robotattn.tokens.sequence import Tokens
-from robotattn.types import ACTION_SIZE, ActionMode, Observation, tool_pose
+from robotattn.types import ACTION_SIZE, ActionMode, tool_pose
 
 STAGES = (
     "capture", "preprocess", "transfer", "vision", "prefix", "cross_kv", "decode", "denoise", "postprocess", "to_host",
@@ -30,6 +30,8 @@ STAGED = "staged"
 """Name of the wall time of a step that was run stage by stage."""
 PASS = "pass"
 """Name of the time of one pass through the decoder: a token, all queries, or an evaluation of the velocity."""
+
+WORKSPACE = Workspace()
 
 Act = Callable[[dict[str, object]], Tensor]
 """A batch on the policy's device → actions ``[B, H, A]`` in physical units, on the device."""
@@ -64,20 +66,20 @@ class ControlStep:
         batcher: Batcher,
         length: int,
         act: Act | None = None,
-        capture: Callable[[], Sequence[Observation]] | None = None,
+        capture: Callable[[], Sequence[Row]] | None = None,
     ) -> None:
         self.policy, self.batcher, self.length, self.capture = policy, batcher, length, capture
         self.act: Act = policy.act if act is None else act
         self.decoding = "denoise" if getattr(policy, "flow", None) is not None else "decode"
         self._stacks = [module for module in policy.modules() if isinstance(module, Transformer)]
 
-    def whole(self, observations: Sequence[Observation]) -> np.ndarray:
+    def whole(self, observations: Sequence[Row]) -> np.ndarray:
         """Run the step as the control loop does, without a synchronisation between its stages."""
         observations = observations if self.capture is None else self.capture()
         actions = to_host(self.act(self.batcher.batch(observations, self.length)))
         return safe(actions, observations, self.policy.action_mode)
 
-    def staged(self, observations: Sequence[Observation], spans: Spans) -> np.ndarray:
+    def staged(self, observations: Sequence[Row], spans: Spans) -> np.ndarray:
         """Run the same step with every stage timed (the policy's own stages, not `act`), and its wall time, `STAGED`.
 
         Every stage starts and ends with the device idle, so the stages' sum is what a step costs without overlap.
@@ -90,15 +92,15 @@ class ControlStep:
         spans.samples.setdefault(PASS, array("q")).extend(np.diff(passes).tolist())
         return actions
 
-    def batch(self, observations: Sequence[Observation]) -> dict[str, object]:
+    def batch(self, observations: Sequence[Row]) -> dict[str, object]:
         """The batch of these observations, on the policy's device."""
         return self.batcher.batch(observations, self.length)
 
-    def tokens(self, observations: Sequence[Observation]) -> Tokens:
+    def tokens(self, observations: Sequence[Row]) -> Tokens:
         """The tokens of these observations, for counting."""
         return self.policy.tokenize(self.batch(observations))
 
-    def _staged(self, observations: Sequence[Observation], laps: Laps) -> np.ndarray:
+    def _staged(self, observations: Sequence[Row], laps: Laps) -> np.ndarray:
         if self.capture is not None:
             laps.to("capture")
             observations = self.capture()
@@ -144,8 +146,8 @@ class ControlStep:
                 patches.enter_context(_around(stack, "remember", to("cross_kv", "prefix"), back))
                 patches.enter_context(_around(stack, "forward", note, back))
             units = getattr(self.policy, "units", None)
-            last = (self.policy.normaliser, "denormalise") if units is None else (units, "actions")
-            patches.enter_context(_around(*last, finish, back))
+            owner, name = (self.policy.normaliser, "denormalise") if units is None else (units, "actions")
+            patches.enter_context(_around(owner, name, finish, back))
             yield
 
 
@@ -172,7 +174,7 @@ def to_host(actions: Tensor) -> np.ndarray:
     return actions.detach().to("cpu", torch.float64).numpy()
 
 
-def safe(actions: np.ndarray, observations: Sequence[Observation], mode: ActionMode) -> np.ndarray:
+def safe(actions: np.ndarray, observations: Sequence[Row], mode: ActionMode) -> np.ndarray:
     """Refuse a first action that is not finite, and keep the tool inside the workspace; the rest is left alone.
 
     Raises ValueError for NaN or infinity.
@@ -180,8 +182,8 @@ def safe(actions: np.ndarray, observations: Sequence[Observation], mode: ActionM
     for row, observation in zip(actions, observations, strict=True):
         action = require_finite(row[0], ACTION_SIZE[mode])
         if mode == "tool":
-            here = tool_pose(observation.state)[:3]
-            row[0, :3] = Workspace().clip(here + action[:3]) - here
+            here = tool_pose(newest(observation).state)[:3]
+            row[0, :3] = WORKSPACE.clip(here + action[:3]) - here
     return actions
 
 
@@ -200,7 +202,7 @@ def count_parameters(policy: Policy) -> dict[str, int]:
     }
 
 
-def same_actions(step: ControlStep, observations: Sequence[Observation], spans: Spans) -> float:
+def same_actions(step: ControlStep, observations: Sequence[Row], spans: Spans) -> float:
     """The largest difference between the staged and the whole step's actions: no speed figure without it."""
     with torch.inference_mode():
         return float(np.abs(step.whole(observations) - step.staged(observations, spans)).max())

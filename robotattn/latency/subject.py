@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from robotattn.config import ONE_OF, UsageError, from_dict, parse, to_dict
 from robotattn.instructions import sentences
-from robotattn.latency.inputs import Batcher, RandomInputs, random_instructions, views
+from robotattn.latency.inputs import Batcher, RandomInputs, frames, random_instructions
 from robotattn.policies import Policy, PolicyConfig, build
 from robotattn.tokens.normaliser import Moments, Statistics
 from robotattn.types import ACTION_SIZE, COLOURS, STATE_SIZE
@@ -42,8 +42,8 @@ class Subject:
 def resolve(name: str) -> tuple[Literal["checkpoint", "config"], Path]:
     """Say what a name means and where it is: a folder is a checkpoint, a file a configuration, or what ships.
 
-    ``act_pixels`` is the shipped checkpoint and ``act_pixels.yaml`` the shipped configuration. Raises UsageError for a
-    name that means nothing.
+    ``act_pixels`` is the shipped checkpoint and ``act_pixels.yaml`` the shipped configuration. A path to nothing is
+    taken for a checkpoint that is not there yet. Raises UsageError for a name that means nothing.
     """
     given = Path(name)
     if given.is_dir():
@@ -60,6 +60,8 @@ def resolve(name: str) -> tuple[Literal["checkpoint", "config"], Path]:
                 return "config", file
     if given.suffix in (".yaml", ".yml"):
         raise UsageError(f"{name}: no such file; shipped configurations: {_names(configs, '*.yaml')}")
+    if len(given.parts) > 1:
+        return "checkpoint", given  # who opens it says what is missing
     raise UsageError(
         f"{name}: no such checkpoint folder or configuration file; shipped checkpoints: "
         f"{_names(assets / 'checkpoints', '*')}; configurations: {_names(configs, '*.yaml')}"
@@ -81,7 +83,7 @@ def of_checkpoint(folder: Path, device: str, instruction_tokens: int | None) -> 
     loaded = checkpoint.load(folder, device)
     seconds = {"load": time.perf_counter() - start}
     texts = tuple(text for colour in COLOURS for text in sentences(colour))
-    batcher = Batcher(loaded.tokenizer.encode, views(loaded.config), device)
+    batcher = Batcher(loaded.tokenizer.encode, list(loaded.config.cameras), device, frames(loaded.config))
     longest = max(len(batcher.ids(text)) for text in texts)
     length = longest if instruction_tokens is None else instruction_tokens
     if length < longest:
@@ -106,7 +108,8 @@ def of_policy(
     policy = policy.to(device).eval()
     seconds = {"build": time.perf_counter() - start}
     encode, texts = random_instructions(config.vocabulary, length, seed)
-    return Subject(name, policy, config, Batcher(encode, views(config), device), tuple(texts), length, None, seconds)
+    batcher = Batcher(encode, list(config.cameras), device, frames(config))
+    return Subject(name, policy, config, batcher, tuple(texts), length, None, seconds)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,14 @@ def verdict(result: Mapping[str, Any]) -> str | None:
     return f"{asked}: {counted} (limit {said['limit']:.0%})" + (f"; {said['why']}" if said["why"] else "")
 
 
+def short(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a profile that fit into one line of JSON (ms)."""
+    kept = {name: {p: times[p] for p in PERCENTILES} for name, times in result["stages"].items()}
+    step = result["step"] and {p: result["step"][p] for p in (*PERCENTILES, "n")}
+    card = {name: result["card"][name] for name in ("tokens", "parameters", "kv")}
+    return {"step": step, "stages": kept, **card}
+
+
 def _card(card: Mapping[str, Any]) -> Sheet:
     tokens, kv = card["tokens"], card["kv"]
     rows: list[Row] = [(f"tokens: {name}", count) for name, count in tokens.items()]
