@@ -32,7 +32,7 @@ LAYERS: dict[str, tuple[tuple[str, ...] | None, set[str] | None]] = {
     "tokens": ((*LOW, "attention"), LEARNING),
     "policies": ((*LOW, "attention", "tokens"), LEARNING),
     "checkpoint": ((*LOW, "attention", "tokens", "policies"), LEARNING),
-    # (matplotlib inside functions alone: a bare machine has none, see test_profile)
+    # (matplotlib inside functions alone: a bare machine has none, see test_bare_machine)
     "latency": (
         (*LOW, "statistics", "control", "attention", "tokens", "policies", "checkpoint"),
         LEARNING | {"matplotlib"},

@@ -1,7 +1,6 @@
 """A profile from end to end: its file, its verdict, its tables and picture, on a machine with next to nothing."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ import torch
 
 from robotattn import cli
 from robotattn.config import UsageError
-from robotattn.latency import __main__ as bare
 from robotattn.latency import pictures, runs, schedule, tables, trace
 from robotattn.latency.card import bound_rows, card, checked
 from robotattn.latency.devices import DEVICES
@@ -285,53 +283,6 @@ def test_results_go_beside_the_run_or_where_they_are_asked_for(config, tmp_path)
     assert result_path(ProfileConfig(config=config)).as_posix() == "runs/small/profile.json"
     assert result_path(ProfileConfig(config=config, out=tmp_path)) == tmp_path / "profile.json"
     assert result_path(ProfileConfig(config=config, out=tmp_path / "a.json")) == tmp_path / "a.json"
-
-
-def test_words_of_a_bare_machine_are_read_as_strictly_as_a_file():
-    read = bare.read(ProfileConfig, ["config=a.yaml", "hz=50", "mode=eager,bf16", "--instruction-tokens=7"])
-    assert (read.hz, read.mode, read.instruction_tokens) == (50.0, ("eager", "bf16"), 7)
-    assert bare.read(ProfileConfig, ["config=a.yaml", "mode=[graph]"]).mode == ("graph",)
-    for words, why in (
-        (["hz"], "hz: expected KEY=VALUE"),
-        (["config=a", "herz=5"], "herz"),
-        (["config=a", "hz=x"], "hz"),
-    ):
-        with pytest.raises(UsageError, match=why):
-            bare.read(ProfileConfig, words)
-
-
-BLOCKED = (
-    "tyro", "rich", "scipy", "tokenizers", "safetensors", "matplotlib", "mujoco", "gymnasium", "cv2", "h5py", "OpenGL",
-    "accelerate", "jinja2",
-)  # fmt: skip
-
-
-def test_a_machine_with_torch_numpy_and_yaml_alone_can_profile(config, tmp_path):
-    """Everything else cannot be imported in that interpreter: importing it raises."""
-    program = f"""
-import sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {BLOCKED!r}:
-            raise ImportError(f"{{name}} is not on a bare machine")
-sys.meta_path.insert(0, Block())
-from robotattn.latency.__main__ import main
-sys.exit(main(["profile", {str(config)!r}, "samples=8", "hz=10", "threads=1", "out={tmp_path}"]))
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
-    assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout.splitlines()[-1])
-    assert said["command"] == "profile" and said["verdict"]["hz"] == 10
-    result = json.loads((tmp_path / "profile.json").read_text())
-    assert result["picture"] is None and trace.read(tmp_path / "profile_trace.json").hz is None
-    for title in ("cost card [closed form]", "a control step [measured here]", "which attention ran [measured here]"):
-        assert title in ran.stdout
-    assert ran.stdout.index("cost card") < ran.stdout.index("a control step")
-
-
-def test_a_bare_machine_answers_mistakes_in_one_line(capsys):
-    assert bare.main(["profile", "nowhere.yaml"]) == 2 and "nowhere.yaml: no such file" in capsys.readouterr().err
-    assert bare.main([]) == 2 and "usage:" in capsys.readouterr().err
 
 
 def test_the_command_takes_a_name_and_says_where_the_file_is(made, monkeypatch, capsys):
