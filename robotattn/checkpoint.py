@@ -15,16 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import safetensors.torch
 import torch
 
 from robotattn import config as configuration
 from robotattn.config import ONE_OF, UsageError
 from robotattn.policies import Policy, PolicyConfig, build
 from robotattn.tokens.normaliser import Statistics
-from robotattn.tokens.text import Tokenizer
+
+if TYPE_CHECKING:  # a bare machine times policies without these libraries; who saves or loads has them
+    from robotattn.tokens.text import Tokenizer
 
 FORMAT = 1
 WEIGHTS, CONFIG, STATISTICS, TOKENIZER = "model.safetensors", "config.yaml", "normalisation.json", "tokenizer.json"
@@ -42,7 +43,7 @@ class Loaded:
 
     policy: Policy
     config: PolicyConfig
-    tokenizer: Tokenizer
+    tokenizer: "Tokenizer"
     fingerprint: dict[str, Any]
     env: dict[str, Any]
     training: dict[str, Any]
@@ -93,10 +94,12 @@ def save(
     folder: str | Path,
     policy: Policy,
     config: Mapping[str, Any],
-    tokenizer: Tokenizer,
+    tokenizer: "Tokenizer",
     fingerprint: Mapping[str, Any],
 ) -> None:
     """Write a checkpoint folder, replacing an older one as a whole; config: resolved, with the key ``policy``."""
+    import safetensors.torch
+
     if policy.statistics is None:
         raise ValueError(f"{folder}: a policy without statistics cannot be saved: it could not act")
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in policy.state_dict().items()}
@@ -116,6 +119,8 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Loaded:
 
     Raises UsageError with one line about what is missing, damaged, newer than this program, or does not fit together.
     """
+    from robotattn.tokens.text import Tokenizer
+
     folder = locate(folder)
     content = _read(folder)
     about = _parse_json(folder / FINGERPRINT, content[FINGERPRINT])
@@ -174,6 +179,8 @@ def _policy_config(training: Any, source: str) -> PolicyConfig:
 
 
 def _tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
+    import safetensors.torch
+
     try:
         return safetensors.torch.load(content)
     except Exception as error:  # SafetensorError is no subclass of anything narrower

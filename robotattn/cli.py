@@ -4,27 +4,22 @@ Every command ends with a table and, last on standard output, one line of JSON; 
 error. Exit codes: 0 done, 1 failed, 2 the request cannot be carried out as it stands, 130 interrupted.
 """
 
-import json
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich import progress as bars
-from rich.console import Console
-from rich.table import Table
 
 from robotattn import __version__
+from robotattn.commands_latency import compare, plan, sweep
 from robotattn.config import UsageError, load
+from robotattn.console import Progress, finish, pick, table, warn
 from robotattn.flags import find, parse, shipped_configs, with_checkpoint
 
 # Nothing heavier is imported here: help and mistakes answer at once, and each command brings what it needs.
-
-LINE_SECONDS = 10.0  # between lines of progress where there is no terminal to draw a bar on
 
 # ------------------------------------------------------------------------------------------- commands
 
@@ -111,22 +106,29 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def profile(arguments: list[str]) -> int:
-    """Time a checkpoint, stage by stage: robotattn profile CHECKPOINT [flags]."""
+    """Time a policy against its bounds and a control rate: robotattn profile CONFIG|CHECKPOINT [--hz 50] [flags]."""
+    if "--sweep" in arguments:
+        return sweep(arguments)
+    began = time.perf_counter()
+    from robotattn.latency import tables
     from robotattn.latency.profile import ProfileConfig, result_path
     from robotattn.latency.profile import profile as run
+    from robotattn.latency.subject import resolve
 
-    config = parse(ProfileConfig, with_checkpoint(arguments), profile)
-    with Console(stderr=True).status(f"timing {config.samples} steps"):
-        result = run(config)
-    titles = ("p50", "p90", "p99", "max")
-    rows = [
-        (stage, *("–" if times[title] is None else times[title] for title in titles), times["n"])
-        for stage, times in result["stages"].items()
-    ]
-    rows += [(f"tokens: {group}", count) for group, count in result["tokens"].items()]
-    kept = {name: result[name] for name in ("tokens", "parameters", "clock")}
-    short = {"file": str(result_path(config)), "stages": result["stages"], **kept}
-    return finish("profile", short, rows, ("stage", *(f"{title} (ms)" for title in titles), "n"))
+    imported = time.perf_counter() - began
+    if arguments and not arguments[0].startswith("-"):
+        kind, path = resolve(arguments[0])
+        arguments = [f"--{kind}", str(path), *arguments[1:]]
+    config = parse(ProfileConfig, arguments, profile)
+    with Progress() as shown:
+        result = run(
+            config, shown, lambda found: shown.between(lambda: print(tables.text(tables.first(found)))), imported
+        )
+    print(tables.text(tables.measured(result)))
+    warn(result["warnings"])
+    short = {name: result[name] for name in ("mode", "verdict", "clock")} | tables.short(result)
+    rows = [("file", result_path(config)), ("verdict", tables.verdict(result) or "no --hz was asked for")]
+    return finish("profile", {"file": str(result_path(config)), **short}, rows)
 
 
 def report(arguments: list[str]) -> int:
@@ -139,7 +141,7 @@ def report(arguments: list[str]) -> int:
     rows, measured = [], []
     for found in gather(config.folders):
         rate = found.evaluations[0]["success"] if found.evaluations else None
-        step = found.profiles[0]["stages"]["step"]["p50"] if found.profiles else None
+        step = (found.profiles[0]["step"] or {}).get("p50") if found.profiles else None
         success = f"{rate['rate']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})" if rate else ""
         rows.append((found.name, success, rate["episodes"] if rate else "", "" if step is None else step))
         measured.append({"name": found.name, "success": rate, "step_p50_ms": step})
@@ -169,7 +171,8 @@ def experiments(arguments: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    command.__name__: command for command in (record, verify, train, evaluate, profile, report, experiments)
+    command.__name__: command
+    for command in (record, verify, train, evaluate, profile, plan, compare, report, experiments)
 }
 
 
@@ -233,87 +236,6 @@ def first(arguments: list[str], command: Callable[..., int]) -> tuple[str, list[
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"{command.__name__}: the first argument must be a configuration; {wanted}")
     return arguments[0], arguments[1:]
-
-
-# --------------------------------------------------------------------------------- showing what happens
-
-
-class Progress:
-    """A bar with the time left for each kind of work, on standard error; plain lines where that is not a terminal."""
-
-    def __init__(self) -> None:
-        self.console = Console(stderr=True)
-        columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
-        text = bars.TextColumn("{task.description}")
-        self.bars = bars.Progress(text, *columns, console=self.console, disable=not self.console.is_terminal)
-        self.tasks: dict[str, bars.TaskID] = {}
-        self.began: dict[str, tuple[float, int]] = {}  # when, and how much was done already
-        self.last_line = time.monotonic()
-
-    def __enter__(self) -> "Progress":
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bars.stop()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that `done` of `total` are done of what is going on."""
-        if what not in self.tasks:
-            self.tasks[what] = self.bars.add_task(what, total=total, completed=done)
-            self.began[what] = time.monotonic(), done
-        self.bars.update(self.tasks[what], completed=done, total=total)
-        if not self.console.is_terminal and time.monotonic() - self.last_line > LINE_SECONDS:
-            self.last_line = time.monotonic()
-            print(f"{what}: {done} of {total}{self._left(what, done, total)}", file=sys.stderr, flush=True)
-
-    def _left(self, what: str, done: int, total: int) -> str:
-        since, before = self.began[what]
-        if done == before:
-            return ""
-        return f", {(time.monotonic() - since) / (done - before) * (total - done):.0f} s left"
-
-
-def finish(command: str, result: Mapping[str, Any], rows: Iterable[Sequence[Any]], titles: Sequence[str] = ()) -> int:
-    """Print the table and the line of JSON that end a command; return exit code 0."""
-    table(f"robotattn {command}", rows, titles)
-    print(json.dumps({"command": command, **finite(result)}, ensure_ascii=False, default=str), flush=True)
-    return 0
-
-
-def table(title: str, rows: Iterable[Sequence[Any]], titles: Sequence[str] = ()) -> None:
-    """Print a table."""
-    drawn = Table(title=title, title_justify="left", show_header=bool(titles))
-    for heading in titles:
-        drawn.add_column(heading)
-    for row in rows:
-        drawn.add_row(*(cell(value) for value in row))
-    Console().print(drawn)
-
-
-def pick(result: Mapping[str, Any], names: str) -> list[tuple[str, Any]]:
-    return [(name.replace("_", " "), result[name]) for name in names.split() if name in result]
-
-
-def cell(value: Any) -> str:
-    """A value as text of a table: numbers with four digits, lists by their length or content."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def finite(value: Any) -> Any:
-    """The value with every number that JSON has no word for (nan, infinity) as null."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def warn(messages: Iterable[str]) -> None:
-    for message in messages:
-        print(f"warning: {message}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Result files come in; out comes one HTML file with everything inside it, which o
 measured is said on the page, with the command that measures it.
 """
 
-import base64
 import io
 import json
 import math
@@ -20,10 +19,11 @@ import matplotlib
 import tyro
 from matplotlib.figure import Figure
 
-from robotattn import assets
+from robotattn import assets, latency_page
 from robotattn.config import UsageError
+from robotattn.latency_page import inlined
 
-SCHEMAS = {"evaluation": 1, "profile": 1}
+SCHEMAS = {"evaluation": 1, "profile": 2, "sweep_result": 1}
 METRICS = "metrics.jsonl"
 NOT_RESULTS = {"checkpoint", "snapshots"}  # folders inside a run that hold weights
 VIDEO_BYTES = 8_000_000  # videos are put into the page up to this size in all, filmstrips always
@@ -51,6 +51,7 @@ class Run:
     name: str
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     profiles: list[dict[str, Any]] = field(default_factory=list)
+    sweeps: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -77,7 +78,7 @@ def gather(folders: Sequence[Path]) -> list[Run]:
             if not NOT_RESULTS.intersection(inside):
                 name = "/".join(inside) or top.resolve().name
                 _read(path, runs.setdefault(path.parent, Run(name)))
-    return [run for run in runs.values() if run.evaluations or run.profiles or run.metrics or run.notes]
+    return [run for run in runs.values() if any((run.evaluations, run.profiles, run.sweeps, run.metrics, run.notes))]
 
 
 def _read(path: Path, run: Run) -> None:
@@ -95,7 +96,7 @@ def _read(path: Path, run: Run) -> None:
     if data.get("schema") != SCHEMAS[kind]:
         run.notes.append(f"{path.name} has schema {data.get('schema')}, this program reads {SCHEMAS[kind]}")
         return
-    results = run.evaluations if kind == "evaluation" else run.profiles
+    results = {"evaluation": run.evaluations, "profile": run.profiles, "sweep_result": run.sweeps}[kind]
     results.append(data | {"file": path})
 
 
@@ -115,7 +116,7 @@ def render(runs: Sequence[Run]) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"percent": _percent, "ms": _ms, "acted": _acted}
+    environment.filters |= {"percent": _percent, "acted": _acted}
     template = environment.from_string(assets.path("report.html.j2").read_text(encoding="utf-8"))
     budget = [VIDEO_BYTES]
     return template.render(
@@ -123,8 +124,9 @@ def render(runs: Sequence[Run]) -> str:
         films=[film for run in runs for evaluation in run.evaluations for film in _films(run, evaluation, budget)],
         curves=_curves(runs),
         machines=_machines(runs),
-        stages=("host", "tokenize", "prefill", "decode"),
-        colours=COLOURS,
+        latencies=[latency_page.profiled(run.name, profile) for run in runs for profile in run.profiles],
+        sweeps=[latency_page.swept(run.name, sweep) for run in runs for sweep in run.sweeps],
+        beside=latency_page.beside([profile for run in runs for profile in run.profiles]),
     )
 
 
@@ -141,26 +143,15 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
 def _films(run: Run, evaluation: Mapping[str, Any], budget: list[int]) -> list[dict[str, Any]]:
     """An evaluation's roll-outs with their pictures inlined; a missing file is None."""
     folder, films = evaluation["file"].parent, []
     for film in evaluation["videos"]:
-        movie = _inlined(folder / film["video"], "video/mp4", budget[0])
+        movie = inlined(folder / film["video"], "video/mp4", budget[0])
         budget[0] -= (folder / film["video"]).stat().st_size if movie else 0
-        strip = _inlined(folder / film["filmstrip"], "image/png")
+        strip = inlined(folder / film["filmstrip"], "image/png")
         films.append(film | {"run": run.name, "agent": _acted(evaluation), "movie": movie, "strip": strip})
     return films
-
-
-def _inlined(path: Path, kind: str, most: float = math.inf) -> str | None:
-    """A file as a data URL; None if it is not there, is larger than `most` bytes or lies in no subfolder of here."""
-    if not path.is_file() or path.stat().st_size > most:
-        return None
-    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _curves(runs: Sequence[Run]) -> list[dict[str, str]]:

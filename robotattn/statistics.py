@@ -1,16 +1,17 @@
 """Statistics of success rates and latencies: intervals, paired tests, and how small a difference a test can see.
 
-Counts and samples come in, closed forms or seeded resampling come out. Sources: Wilson (1927) and Clopper & Pearson
-(1934) for one proportion; McNemar (1947) and Newcombe (1998, method 10) for the same seeds run under two conditions;
-Efron's percentile bootstrap; order statistics (David & Nagaraja) for percentiles.
+Counts and samples come in, closed forms or seeded resampling come out; numpy and nothing else, so that a bare machine
+can use it. Sources: Wilson (1927) and Clopper & Pearson (1934) for one proportion; McNemar (1947) and Newcombe (1998,
+method 10) for the same seeds run under two conditions; Efron's percentile bootstrap; order statistics (David &
+Nagaraja) for percentiles; MLPerf Inference rules, appendix "Early Stopping Criterion".
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy import optimize, stats
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,7 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Estimat
     """Return a success rate with the exact interval of Clopper and Pearson (never covers less than asked)."""
     _check_counts(successes, n)
     tail = _tail(confidence)
-    low = 0.0 if successes == 0 else float(stats.beta.ppf(tail, successes, n - successes + 1))
-    high = 1.0 if successes == n else float(stats.beta.ppf(1 - tail, successes + 1, n - successes))
-    return Estimate(successes / n, low, high)
+    return Estimate(successes / n, 1 - _rate_bound(n - successes, n, tail), _rate_bound(successes, n, tail))
 
 
 def bootstrap(
@@ -102,7 +101,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
         raise ValueError(f"only_a={only_a}, only_b={only_b}: counts are not negative")
     if only_a + only_b == 0:
         return 1.0
-    return min(1.0, 2 * float(stats.binom.cdf(min(only_a, only_b), only_a + only_b, 0.5)))
+    n = only_a + only_b
+    return min(1.0, 2 * sum(math.comb(n, count) for count in range(min(only_a, only_b) + 1)) / 2**n)
 
 
 def smallest_detectable_difference(n: int, p: float, power: float = 0.8, confidence: float = 0.95) -> float:
@@ -113,7 +113,7 @@ def smallest_detectable_difference(n: int, p: float, power: float = 0.8, confide
     """
     if n < 1 or not 0 <= p <= 1 or not 0 < power < 1:
         raise ValueError(f"n={n}, p={p}, power={power}: n is at least 1, p in [0, 1], power in (0, 1)")
-    z, z_power = _quantile(confidence), float(stats.norm.ppf(power))
+    z, z_power = _quantile(confidence), NormalDist().inv_cdf(power)
 
     def excess(difference: float) -> float:
         other = p - difference if p >= 0.5 else p + difference
@@ -124,7 +124,7 @@ def smallest_detectable_difference(n: int, p: float, power: float = 0.8, confide
     room = max(p, 1 - p)
     if excess(room) < 0:
         return math.nan
-    return float(optimize.brentq(excess, 1e-9, room))
+    return _bisect(excess, 0.0, room)
 
 
 def samples_needed(p: float, confidence: float = 0.99) -> int:
@@ -153,6 +153,33 @@ def percentile(samples: Sequence[float] | np.ndarray, p: float, confidence: floa
     return Estimate(float(np.quantile(data, p)), float(data[low - 1]), float(data[high - 1]))
 
 
+def early_stopping(samples: Sequence[float] | np.ndarray, p: float = 0.9, confidence: float = 0.99) -> float:
+    """Return MLPerf's single-stream estimate of a percentile: an order statistic that is not below it, so confidently.
+
+    With n samples let t be the largest number for which t or fewer samples beyond the percentile would have been a
+    surprise: P(binomial(n, 1 - p) <= t) <= 1 - confidence. The t - 1 largest are discarded and the largest of the rest
+    is reported. Raises ValueError where t is 0: p90 needs 64 samples, p99 needs 662 (`early_stopping_needed`).
+    """
+    data = np.sort(np.asarray(samples, dtype=np.float64).ravel())
+    name, needed = f"early-stopping p{100 * p:.10g}", early_stopping_needed(p, confidence)
+    if len(data) < needed:
+        raise ValueError(f"{name} needs at least {needed} samples, got {len(data)}")
+    if not np.isfinite(data).all():
+        raise ValueError(f"{name}: {int((~np.isfinite(data)).sum())} of {len(data)} samples are not finite")
+    over = _last(lambda t: _binomial_cdf(t, len(data), 1 - p) <= 1 - confidence, 1, len(data))
+    return float(data[len(data) - over])
+
+
+def early_stopping_needed(p: float = 0.9, confidence: float = 0.99) -> int:
+    """Return how many samples MLPerf's early stopping asks for: one may lie beyond, none is discarded."""
+    if not 0 < p < 1 or not 0 < confidence < 1:
+        raise ValueError(f"p={p}, confidence={confidence}: both are in (0, 1)")
+    most = 2
+    while _binomial_cdf(1, most, 1 - p) > 1 - confidence:
+        most *= 2
+    return 1 + _last(lambda n: _binomial_cdf(1, n, 1 - p) > 1 - confidence, 1, most)
+
+
 def _order_ranks(n: int, p: float, confidence: float) -> tuple[int, int]:
     """Return the innermost ranks l < u from 1 to n that leave out at most half of 1 - confidence on either side.
 
@@ -160,7 +187,7 @@ def _order_ranks(n: int, p: float, confidence: float) -> tuple[int, int]:
     in [l, u - 1].
     """
     tail = _tail(confidence)
-    return int(stats.binom.ppf(tail, n, p)), int(stats.binom.ppf(1 - tail, n, p)) + 1
+    return _binomial_quantile(tail, n, p), _binomial_quantile(1 - tail, n, p) + 1
 
 
 def _newcombe(both: int, only_a: int, only_b: int, neither: int, confidence: float) -> tuple[float, float]:
@@ -200,4 +227,52 @@ def _tail(confidence: float) -> float:
 
 
 def _quantile(confidence: float) -> float:
-    return float(stats.norm.ppf(1 - _tail(confidence)))
+    return NormalDist().inv_cdf(1 - _tail(confidence))
+
+
+def _rate_bound(count: int, n: int, tail: float) -> float:
+    """Return the rate under which `count` or fewer of n happen with probability `tail`."""
+    return 1.0 if count == n else _bisect(lambda rate: _binomial_cdf(count, n, rate) - tail, 1.0, 0.0)
+
+
+def _binomial_cdf(count: int, n: int, rate: float) -> float:
+    """Return P(binomial(n, rate) <= count).
+
+    The tail away from the mean is summed outwards from its largest term, so that rounding stays near 1e-15 of it.
+    """
+    if count < 0 or count >= n or rate in (0.0, 1.0):
+        return float(count >= (n if rate == 1.0 else 0))
+    if count >= n * rate:  # P(X > count) is P(n - X < n - count): the same lower tail, seen from the other end
+        return 1.0 - _lower_tail(n - count - 1, n, 1 - rate)
+    return _lower_tail(count, n, rate)
+
+
+def _lower_tail(count: int, n: int, rate: float) -> float:
+    largest = math.lgamma(n + 1) - math.lgamma(count + 1) - math.lgamma(n - count + 1)
+    largest += count * math.log(rate) + (n - count) * math.log1p(-rate)
+    last = max(0, count - 10 - int(10 * math.sqrt(n * rate)))  # j below the mean: under exp(-j^2 / 2nr), here e^-50
+    below = np.arange(count, last, -1)
+    ratios = below / (n - below + 1) * ((1 - rate) / rate)
+    return min(1.0, math.exp(largest) * (1.0 + float(np.cumprod(ratios).sum())))
+
+
+def _binomial_quantile(probability: float, n: int, rate: float) -> int:
+    """Return the smallest count at or below which binomial(n, rate) lies with at least this probability."""
+    return 1 + _last(lambda count: _binomial_cdf(count, n, rate) < probability, -1, n)
+
+
+def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the last integer in [low, high) for which `holds`, which it does at low and, once it stops, not again."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _bisect(function: Callable[[float], float], below: float, above: float) -> float:
+    """Return where a monotonic function changes from negative (at `below`) to positive, to the last bit."""
+    while True:
+        middle = (below + above) / 2
+        if middle in (below, above):
+            return middle
+        below, above = (middle, above) if function(middle) < 0 else (below, middle)

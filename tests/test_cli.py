@@ -254,7 +254,7 @@ def test_the_whole_pipeline_runs_command_by_command(tmp_path: Path):
     assert {name: result["command"] for name, result in said.items()} == {name: name for name in cli.COMMANDS}
     assert said["record"]["episodes"] == said["verify"]["replayed"] == said["evaluate"]["episodes"] == 2
     assert said["train"]["steps"] == 3
-    assert set(said["profile"]["stages"]) >= {"tokenize", "prefill", "decode"}
+    assert set(said["profile"]["stages"]) >= {"vision", "prefix", "decode"}
     assert said["report"]["runs"][0]["success"]["episodes"] == 2
     assert said["experiments"]["agrees"] is True
     assert (tmp_path / "run" / "report.html").read_text().startswith("<!")

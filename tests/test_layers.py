@@ -32,7 +32,11 @@ LAYERS: dict[str, tuple[tuple[str, ...] | None, set[str] | None]] = {
     "tokens": ((*LOW, "attention"), LEARNING),
     "policies": ((*LOW, "attention", "tokens"), LEARNING),
     "checkpoint": ((*LOW, "attention", "tokens", "policies"), LEARNING),
-    "latency": ((*LOW, "statistics", "attention", "tokens", "policies", "checkpoint"), LEARNING),
+    # (matplotlib inside functions alone: a bare machine has none, see test_bare_machine)
+    "latency": (
+        (*LOW, "statistics", "control", "attention", "tokens", "policies", "checkpoint"),
+        LEARNING | {"matplotlib"},
+    ),
     "experiments": (
         (*LOW, "attention", "tokens", "assets"),
         {"torch", "numpy", "scipy", "matplotlib", "jinja2", "tyro"},
@@ -40,13 +44,15 @@ LAYERS: dict[str, tuple[tuple[str, ...] | None, set[str] | None]] = {
     "loop": ((*LOW, "control"), {"numpy", "gymnasium"}),
     "data": ((*LOW, "control", "envs", "loop", "tokens", "workers"), LEARNING | {"gymnasium", "h5py", "cv2"}),
     "flags": ((*LOW, "envs"), {"tyro"}),
+    "console": (LOW, {"rich"}),
     "cli": (None, None),
+    "commands_latency": (None, None),
     "__main__": (None, None),
     "report": (None, None),
     "scripts": (None, None),
 }
 # Everything else of ours (train, evaluate, ...) may import all of the above but the ones that only show results.
-MIDDLE_NEVER = ("cli", "report", "scripts")
+MIDDLE_NEVER = ("cli", "commands_latency", "console", "report", "scripts")
 # Whatever the table allows, these never go together.
 NEVER = {
     "policies": WORLD | {"wandb"},

@@ -9,6 +9,7 @@ import pytest
 
 from robotattn import video
 from robotattn.config import UsageError
+from robotattn.latency.profile import ProfileConfig, profile
 from robotattn.report import ReportConfig, gather, report
 
 VOID = {"meta", "img", "br", "link", "input"}
@@ -68,24 +69,32 @@ def evaluation(folder):
     }  # fmt: skip
 
 
-def profiled():
-    stages = dict.fromkeys(("host", "tokenize", "prefill", "decode", "staged"), STAGE)
-    stages["step"] = STAGE | {"refused": {"p99": "needs 459 samples, has 60"}}
-    return {
-        "schema": 1, "kind": "profile", "config": {"batch": 1}, "parameters": 659272, "stages": stages,
-        "clock": "time.perf_counter_ns", "tokens": {"front": 36, "instruction": 13, "total": 49, "actions": 8},
-        "shares": {"host": 0.01, "tokenize": 0.6, "prefill": 0.2, "decode": 0.18, "unaccounted": 0.01},
-        "cold_start": {"load_ms": 70.0, "first_calls_ms": [30.0, 12.0, 11.0], "warm_up_calls": 40, "steady": True},
-        "environment": {"device": "cpu", "cpu": "a processor", "torch_threads": 1, "versions": {"torch": "2.9"}},
-    }  # fmt: skip
+def profiled(folder):
+    """What `robotattn profile` writes, from a run of the smallest policy, with figures that are easy to find."""
+    config = folder / "small.yaml"
+    config.write_text("policy: {act: {objects: true, width: 32, feedforward: 32, text_width: 16, chunk: 2}}")
+    result = profile(ProfileConfig(config=config, samples=8, hz=20, threads=1, mode=("eager", "graph"), out=folder))
+    result["stages"]["vision"] |= STAGE
+    result["step"] |= STAGE | {"refused": {"p99": "needs 459 samples, has 60"}}
+    result["verdict"] |= {"pass": True, "misses": 0, "ticks": 500, "miss_bound": 0.00917, "why": None}
+    result["environment"] |= {"cpu": "a processor"}
+    return result
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile")
+    return folder, profiled(folder)
 
 
 @pytest.fixture
-def results(tmp_path):
+def results(tmp_path, once):
+    folder, small = once
     run = tmp_path / "act"
     (run / "checkpoint").mkdir(parents=True)
     (run / "evaluation.json").write_text(json.dumps(evaluation(run)))
-    (run / "profile.json").write_text(json.dumps(profiled()))
+    (run / "profile.json").write_text(json.dumps(small))
+    (run / "profile.svg").write_text((folder / "profile.svg").read_text())
     (run / "checkpoint" / "evaluation.json").write_text("{}")
     lines = [{"minutes": 0.1 * k, "loss": 1 / (k + 1), "position_error": 0.1 / (k + 1)} for k in range(9)]
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 1')
@@ -111,9 +120,17 @@ def test_the_page_shows_every_result_and_reaches_for_nothing_outside(results):
         "mujoco is 4.0.0 here, trained with 3.0.0",
         "not lifted",
         "“pick up <b>拿</b>”, time limit after 4 steps",
-        "659,272 parameters on a processor, 1 thread",
-        "whole step 1.25 2.50 – 7.75 60",
+        "parameters (random weights) on a processor, 1 thread, batch 1.",
+        "whole step (eager) 1.25 2.5 – 7.75 60",
         "p99 needs 459 samples, has 60",
+        "PASS at 20 Hz in mode eager, budget 50 ms: 0 of 500 ticks missed, at most 0.92%",
+        "CUDA graphs need a CUDA device",
+        "cost card closed form",
+        "a control step measured here",
+        "which attention ran measured here",
+        "latency of a step or chunk each labelled",
+        "OpenVLA RTX 4090 166 published",
+        "small a processor 1.25 measured here p50 of a control step, eager",
         "training loss",
         "llvmpipe",
     ):
@@ -128,7 +145,7 @@ def test_two_pages_of_the_same_results_are_the_same(results):
 def test_what_is_missing_is_said_with_the_command_that_measures_it(tmp_path):
     (tmp_path / "other.json").write_text("[1]")
     page = Page(report(ReportConfig((tmp_path,))).read_text())
-    for command in ("evaluate CHECKPOINT", "--videos 4", "train CONFIG.yaml", "profile CHECKPOINT"):
+    for command in ("evaluate CHECKPOINT", "--videos 4", "train CONFIG.yaml", "profile CHECKPOINT --hz 50"):
         assert f"robotattn {command}" in page.text or command in page.text
     assert "%" not in page.text.replace("95 %", "")
 
@@ -153,3 +170,22 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path):
         report(ReportConfig((tmp_path / "nowhere",)))
     with pytest.raises(ValueError, match="folders"):
         ReportConfig(())
+
+
+def test_a_sweep_is_shown_with_its_budgets_its_fits_and_its_picture(tmp_path):
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "sweep.png").write_bytes(b"a picture")
+    row = {"kind": "act", "mode": "eager", "statistic": "p99", "hz": 50, "cameras": {"36": 3}, "tokens": 140}
+    free = {"tokens": None, "extrapolated": False, "cameras": {"36": None}}
+    sweep = {
+        "schema": 1, "kind": "sweep_result",
+        "budgets": [row | {"extrapolated": True}, row | free],
+        "fits": {"p50": {"act eager": {"n": 24, "r2_held_out": 0.991, "error": 0.034}}},
+    }  # fmt: skip
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    page = Page(report(ReportConfig((tmp_path,))).read_text())
+    assert "sweep: sweep" in page.text
+    for said in ("act eager p99 50 140* 3 of 36", "any any of 36", "p50, act eager 24 0.991 3.4%"):
+        assert said in page.text, said
+    assert [attributes["src"][:21] for tag, attributes in page.tags if tag == "img"] == ["data:image/png;base64"]

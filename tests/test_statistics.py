@@ -1,6 +1,8 @@
 """Statistics against published values, scipy's own tests and exact enumeration of coverage."""
 
 import math
+import subprocess
+import sys
 from itertools import product
 
 import numpy as np
@@ -10,6 +12,8 @@ from scipy import stats
 from robotattn.statistics import (
     bootstrap,
     clopper_pearson,
+    early_stopping,
+    early_stopping_needed,
     mcnemar,
     paired_difference,
     percentile,
@@ -56,6 +60,21 @@ def test_both_intervals_equal_those_of_scipy_for_every_count(confidence):
                 interval = ours(successes, n, confidence)
                 assert (interval.low, interval.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
                 assert 0 <= interval.low <= interval.value <= interval.high <= 1
+
+
+@pytest.mark.parametrize("n", [10_000, 1_000_000])
+def test_clopper_pearson_of_many_trials_equals_the_quantiles_of_the_beta_distribution(n):
+    for count in (0, 1, 60, n // 3, n // 2, n - 7, n - 1, n):
+        for confidence in (0.95, 0.98, 1 - 1e-9):
+            tail, ours = (1 - confidence) / 2, clopper_pearson(count, n, confidence)
+            low = stats.beta.ppf(tail, count, n - count + 1) if count else 0
+            high = stats.beta.ppf(1 - tail, count + 1, n - count) if count < n else 1
+            assert (ours.low, ours.high) == pytest.approx((low, high), abs=1e-10, rel=0)
+
+
+def test_no_miss_in_n_ticks_bounds_the_rate_as_the_closed_form_says():
+    """One-sided 99 %: (1 - rate)^n = 0.01."""
+    assert clopper_pearson(0, 459, 0.98).high == pytest.approx(1 - 0.01 ** (1 / 459), rel=1e-9)
 
 
 def test_wilson_is_symmetric_and_exact_at_the_ends():
@@ -238,3 +257,57 @@ def test_samples_that_are_not_finite_are_refused():
         percentile([*range(8), np.nan, np.inf], 0.5)
     with pytest.raises(ValueError, match=r"p=1\.5"):
         percentile(range(10), 1.5)
+
+
+def passing(over: int, p: float) -> int:
+    """LoadGen's search: the fewest samples under the bound that allow `over` above it, at 99 % confidence."""
+    under = int(over * p / (1 - p))
+    while stats.binom.cdf(over, under + over, 1 - p) > 0.01:
+        under += 1
+    return under
+
+
+@pytest.mark.parametrize(
+    ("n", "discarded"),
+    [(64, 0), (80, 0), (81, 1), (100, 2), (201, 9), (659, 47), (708, 51), (79_944, 7_796)],
+)
+def test_early_stopping_discards_as_many_samples_as_the_published_runs(n, discarded):
+    """What LoadGen's summaries print for p90: 100 queries, "would discard 2"; ... 79944, "would discard 7796"."""
+    ranks = np.random.default_rng(0).permutation(n) + 1
+    assert early_stopping(ranks) == n - discarded
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9, 0.95, 0.99])
+def test_early_stopping_is_the_rule_of_mlperf(p):
+    """Discard t - 1 for the largest t with n >= h(t) + t."""
+    steps = [passing(over, p) + over for over in range(1, 6)]
+    assert early_stopping_needed(p) == steps[0]
+    for over, n in enumerate(steps, start=1):
+        assert early_stopping(np.arange(n), p) == n - over
+        if over > 1:
+            assert early_stopping(np.arange(n - 1), p) == n - 1 - (over - 1)
+
+
+@pytest.mark.parametrize(("p", "needed"), [(0.9, 64), (0.99, 662)])
+def test_early_stopping_refuses_fewer_samples_than_loadgen_by_name(p, needed):
+    assert early_stopping_needed(p) == needed
+    with pytest.raises(
+        ValueError, match=rf"early-stopping p{100 * p:g} needs at least {needed} samples, got {needed - 1}"
+    ):
+        early_stopping(np.zeros(needed - 1), p)
+    with pytest.raises(ValueError, match="1 of 700 samples are not finite"):
+        early_stopping([*range(699), np.nan], p)
+    with pytest.raises(ValueError, match=r"p=1\.0, confidence=0\.99"):
+        early_stopping(range(700), 1.0)
+
+
+def test_early_stopping_is_a_confident_upper_bound_of_the_percentile():
+    """100 samples: the third largest, below the true p90 as often as fewer than 3 of 100 exceed it (0.2 %)."""
+    samples = np.random.default_rng(3).exponential(size=(500, 100))
+    below = sum(early_stopping(run) < math.log(10) for run in samples)
+    assert below <= stats.binom.ppf(0.9999, 500, stats.binom.cdf(2, 100, 0.1))
+
+
+def test_statistics_imports_nothing_but_numpy():
+    program = "import sys; sys.modules['scipy'] = None; import robotattn.statistics as s; print(s.wilson(3, 9).low)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
