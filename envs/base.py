@@ -6,7 +6,7 @@ Observation (dictionary)
 |---|---|---|
 | state | float32 [13] | joint positions 0-6 (rad), finger width 7 (m), tool x y z 8-10 (m), sin, cos of its yaw 11-12 |
 | velocity | float32 [7] | joint velocities (rad/s) |
-| time | float64 [1] | seconds since reset |
+| time | float64 [1] | seconds since reset, a multiple of the physics step of 2 ms |
 | instruction | text | names the target, English or Chinese |
 | images | uint8 [height, width, 3] a camera | RGB, first row at the top |
 | depth, segmentation | on request, a camera | metres; object slot behind each pixel, -1 for anything else |
@@ -28,12 +28,15 @@ Action, joint mode
 | 7 | gripper: 0 closed, 1 open | 0 | 1 | |
 
 Actions beyond the bounds are clipped, non-finite ones are refused with ValueError. `step` never resets.
+
+`step` is `send`, `advance`, `end_tick`, `observe`. A loop with a clock of its own calls these four itself, so that an
+action can arrive, or a sensor look, in the middle of a control tick; physics does not depend on how it is cut.
 """
 
 import copy
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
 import mujoco
@@ -44,7 +47,7 @@ from robotattn.control.safety import Workspace, require_finite
 from robotattn.envs import sensors
 from robotattn.envs.arm import Arm
 from robotattn.envs.cameras import CameraConfig, Renderer
-from robotattn.envs.randomise import Layout, Look, apply_look, draw_layout, generator
+from robotattn.envs.randomise import X_RANGE, Y_RANGE, Layout, Look, Range, apply_look, draw_layout, generator
 from robotattn.envs.scene import FINGER_TRAVEL, HOME, PARKED, Index, build
 from robotattn.types import COLOURS, MAX_OBJECTS, ActionMode
 
@@ -56,8 +59,8 @@ PHYSICS_HZ = 500
 class EnvConfig:
     """What an environment is made of."""
 
-    task: Literal["pick_up"] = "pick_up"
-    """Which task."""
+    task: Literal["pick_up", "pick_moving", "pick_reversing", "pick_disturbed"] = "pick_up"
+    """Which task: cubes at rest, on a belt, on a belt that reverses twice, or the named one jumps when reached for."""
     hz: int = 10
     """Control rate (Hz); must divide the physics rate of 500 Hz."""
     time_limit: float = 6.0
@@ -113,13 +116,14 @@ class EnvConfig:
 class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
     """Arm, table and cubes. A task subclass says what success is."""
 
+    belt: ClassVar[bool] = False  # whether the cubes stand on a belt
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (Gymnasium's own convention)
 
     def __init__(self, config: EnvConfig | None = None, render_mode: str | None = None) -> None:
         self.config = config or EnvConfig()
         self.render_mode = render_mode
         largest = [max((getattr(c, side) for c in self.config.cameras), default=0) for side in ("width", "height")]
-        self.model = build(image_size=(largest[0], largest[1]))
+        self.model = build(image_size=(largest[0], largest[1]), belt=self.belt)
         self.base_model = copy.copy(self.model)
         self.data = mujoco.MjData(self.model)
         self.index = Index(self.model)
@@ -160,16 +164,20 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
         )  # fmt: skip
         self._draw_instruction(bool(options.get("other", False)))
         self._place()
-        self.tick, self.expert_joint = 0, None
+        self.tick, self.physics_steps, self.expert_joint = 0, 0, None
         self.start_task()
-        return self._observe(), self._info("running")
+        return self.observe(), self._info("running")
 
     def _draw_layout(self, objects: int | None) -> Layout:
         rng = generator(self.episode_seed, "layout")
         count = int(rng.integers(self.config.min_objects, self.config.max_objects + 1))
         if objects is not None and not 1 <= objects <= MAX_OBJECTS:
             raise ValueError(f"options: objects = {objects}, allowed is 1 to {MAX_OBJECTS}")
-        return draw_layout(rng, objects or count, self.config.yaw)
+        return draw_layout(rng, objects or count, self.config.yaw, *self.start_area())
+
+    def start_area(self) -> tuple[Range, Range]:
+        """Where cubes may stand at the start: the ranges of x and y (m)."""
+        return X_RANGE, Y_RANGE
 
     def _draw_instruction(self, other: bool) -> None:
         rng = generator(self.episode_seed, "instruction")
@@ -188,6 +196,7 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
         self.data.qpos[7:9] = self.data.ctrl[7] = FINGER_TRAVEL
         for slot in range(MAX_OBJECTS):
             self._place_cube(slot)
+        self.start_motion()
         mujoco.mj_forward(self.model, self.data)
 
     def _place_cube(self, slot: int) -> None:
@@ -202,18 +211,42 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Advance one control period; see the module for the action."""
         self.send(action)
-        mujoco.mj_step(self.model, self.data, nstep=self.substeps)
-        mujoco.mj_forward(
-            self.model, self.data
-        )  # after mj_step, poses and contacts belong to an earlier state than qpos
+        self.advance(self.substeps)
+        terminated, truncated, info = self.end_tick()
+        return self.observe(), float(terminated), terminated, truncated, info
+
+    def advance(self, steps: int) -> None:
+        """Run physics steps of 2 ms, with what happens by itself at their boundaries, then refresh what is seen.
+
+        Any split of the steps over calls gives the same bits: what is refreshed here is not part of the state.
+        """
+        while steps > 0:
+            run = min(steps, self.event_within())
+            mujoco.mj_step(self.model, self.data, nstep=run)
+            self.physics_steps, steps = self.physics_steps + run, steps - run
+            self.world_event()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Bring body, tool and camera poses to the state now: after mj_step they belong to the one before."""
+        mujoco.mj_kinematics(self.model, self.data)
+        mujoco.mj_camlight(self.model, self.data)
+
+    def end_tick(self) -> tuple[bool, bool, dict[str, Any]]:
+        """Count a control tick and judge: whether the task ended the episode, whether the clock did, and info."""
+        mujoco.mj_forward(self.model, self.data)  # contacts, too, belong to an earlier state until then
         self.tick += 1
         success = self.judge()
         truncated = not success and self.tick >= self.max_ticks  # at a tie success wins
-        reason = "success" if success else "time_limit" if truncated else "running"
-        return self._observe(), float(success), success, truncated, self._info(reason)
+        return success, truncated, self._info("success" if success else "time_limit" if truncated else "running")
+
+    @property
+    def time(self) -> float:
+        """Seconds since reset: the physics steps counted, without the rounding errors of a running sum."""
+        return self.physics_steps / PHYSICS_HZ
 
     def send(self, action: np.ndarray) -> None:
-        """Turn an action into actuator targets."""
+        """Set the actuator targets from an action; in tool mode it is relative to the tool pose now."""
         action = require_finite(action, self.action_space.shape[0])  # type: ignore[index]
         action = np.clip(action, self.action_space.low, self.action_space.high)  # type: ignore[attr-defined]
         if self.config.action_mode == "tool":
@@ -228,6 +261,16 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
         return self.arm.solve(wanted, self.data.qpos[:7])
 
     # --- what the task defines ---------------------------------------------------------------------------------------
+
+    def start_motion(self) -> None:
+        """Give what moves by itself its velocity."""
+
+    def event_within(self) -> int:
+        """Physics steps that may run before the world has to be looked at for an event, at least 1."""
+        return PHYSICS_HZ
+
+    def world_event(self) -> None:
+        """Let happen what is due at this boundary of two physics steps."""
 
     @abstractmethod
     def start_task(self) -> None:
@@ -247,18 +290,23 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
         """Tool pose now, ``[4]``."""
         return sensors.tool_pose(self.data, self.index)
 
-    def _observe(self) -> dict[str, Any]:
+    def observe(self) -> dict[str, Any]:
+        """What is seen at this instant, also in the middle of a tick; its `time` is exact."""
         return sensors.observe(self)
 
     def labels(self) -> dict[str, Any]:
-        """Privileged labels for training: object poses, colours, projected pixel positions; never seen by a policy."""
+        """Privileged labels for training: object poses, velocities, colours, pixels; never seen by a policy."""
         return sensors.labels(self)
 
     def _info(self, reason: str) -> dict[str, Any]:
         colour = COLOURS[self.layout.colour[self.target]]
         failure = "" if reason == "success" else self.failure()
         episode = {"objects": len(self.layout.colour), "colour": colour, "language": self.language, "failure": failure}
-        return {"success": reason == "success", "reason": reason, "episode": episode}
+        return {"success": reason == "success", "reason": reason, "episode": episode | self.story()}
+
+    def story(self) -> dict[str, float | int | bool]:
+        """What else there is to say of the episode, as plain numbers."""
+        return {"time": self.time}
 
     def render(self) -> np.ndarray:
         """The front camera at 480 x 480, uint8 RGB."""

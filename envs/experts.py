@@ -21,6 +21,7 @@ TURN = 0.25  # (rad)
 HOVER, CARRY = 0.12, 0.22  # tool heights (m)
 NEAR, ALIGNED = 0.012, 0.12  # when it may descend (m, rad)
 OPEN, CLOSED = 1.0, 0.0
+ARM_RESPONSE = 0.06  # time constant of the arm's answer to a step of 5 cm (s)
 NOISY_EPISODES, NOISE_RATE, NOISE_SECONDS = 0.8, 1.2, 0.25  # share, disturbances a second, length (s)
 NOISE = np.array([0.025, 0.025, 0.015, 0.15])  # standard deviations (m, m, m, rad)
 
@@ -43,7 +44,7 @@ class PickUpExpert:
     def _plan(self, row: int, time: float) -> Plan:
         env = self.envs[row]
         tool = env.tool_pose()
-        clean = pick_up(tool, object_poses(env)[env.target], env.data.qpos[7] + env.data.qpos[8])
+        clean = self.command(env, tool)
         sent = clean.copy()
         sent[:4] += self._disturbances[row].next()
         period = 1.0 / env.config.hz
@@ -52,6 +53,33 @@ class PickUpExpert:
             return Plan(sent[None], time, period, anchor=tool, expert=clean[None])
         joints = np.append(env.joints_for(tool + sent[:4]), sent[4])
         return Plan(joints[None], time, period, expert=env.expert_joint[None])
+
+    def command(self, env: TabletopEnv, tool: np.ndarray) -> np.ndarray:
+        """The undisturbed command ``[5]`` at a tool pose ``[4]``."""
+        return pick_up(tool, object_poses(env)[env.target], env.data.qpos[7] + env.data.qpos[8])
+
+
+class PickMovingExpert(PickUpExpert):
+    """Picks the named cube from a moving belt: the same rules, and every command but lifting runs ahead with it.
+
+    It is told the belt's true velocity now, and stays Markov; a reversal to come it cannot know.
+    """
+
+    def command(self, env: TabletopEnv, tool: np.ndarray) -> np.ndarray:
+        clean = super().command(env, tool)
+        if not (clean[4] == CLOSED and clean[2] > 0.02):  # what is held need not follow the belt
+            clean[1] += env.data.qvel[env.index.belt[1]] * lead(env.config.hz)
+        return clean
+
+
+def lead(hz: int) -> float:
+    """Seconds by which a command must run ahead of a target at constant speed to be on it at every control tick.
+
+    The arm answers a command c as a first-order system: after a period T it has gone the share 1 - exp(-T / tau) of the
+    way. To go v T in it, c must be v T / (1 - exp(-T / tau)) away; tau alone is its limit for short periods.
+    """
+    period = 1.0 / hz
+    return float(period / -np.expm1(-period / ARM_RESPONSE))
 
 
 def pick_up(tool: np.ndarray, cube: np.ndarray, width: float) -> np.ndarray:
@@ -97,4 +125,9 @@ class _Disturbance:
         return self.offset
 
 
-EXPERTS = {"pick_up": PickUpExpert}
+EXPERTS: dict[str, type[PickUpExpert]] = {
+    "pick_up": PickUpExpert,
+    "pick_moving": PickMovingExpert,
+    "pick_reversing": PickMovingExpert,
+    "pick_disturbed": PickUpExpert,
+}

@@ -3,10 +3,11 @@
 import numpy as np
 
 from robotattn.envs.base import TabletopEnv
-from robotattn.envs.scene import CUBE_HALF
+from robotattn.envs.scene import CUBE_HALF, FINGER_TRAVEL
 
 LIFT = 0.10  # of the cube above its place on the table (m)
 HOLD = 0.5  # (s)
+REACHED, OPENED = 0.05, 0.05  # a try: told to close this near the cube's centre, opened this wide or wider (m)
 
 
 class PickUpEnv(TabletopEnv):
@@ -17,6 +18,22 @@ class PickUpEnv(TabletopEnv):
     def start_task(self) -> None:
         self.held_since: int | None = None
         self.touched = self.lifted = self.wrong = False
+        self.tries, self.closing = 0, False
+
+    def send(self, action: np.ndarray) -> None:
+        super().send(action)
+        closing = bool(self.data.ctrl[7] < FINGER_TRAVEL / 2)
+        if closing and not self.closing:
+            self.tries += self._can_grasp()
+        self.closing = closing
+
+    def _can_grasp(self) -> bool:
+        """Whether the open fingers are about the named cube, so that closing them is a try."""
+        gap = self.data.xpos[self.index.cube_bodies[self.target]] - self.data.site_xpos[self.index.tool]
+        return bool(np.linalg.norm(gap) < REACHED and self.data.qpos[7] + self.data.qpos[8] > OPENED)
+
+    def story(self) -> dict[str, float | int | bool]:
+        return super().story() | {"tries": self.tries}
 
     def judge(self) -> bool:
         height = self.heights()

@@ -22,7 +22,7 @@ RGB = {
     "purple": (0.52, 0.18, 0.62),
     "orange": (0.95, 0.48, 0.08),
 }
-_STREAMS = {"layout": 0, "look": 1, "instruction": 2, "noise": 3}
+_STREAMS = {"layout": 0, "look": 1, "instruction": 2, "noise": 3, "motion": 4}
 
 
 def generator(seed: int, stream: str) -> np.random.Generator:
@@ -39,12 +39,17 @@ class Layout:
     colour: np.ndarray
 
 
-def draw_layout(rng: np.random.Generator, count: int, yaw: float) -> Layout:
+Range = tuple[float, float]
+
+
+def draw_layout(
+    rng: np.random.Generator, count: int, yaw: float, x_range: Range = X_RANGE, y_range: Range = Y_RANGE
+) -> Layout:
     """Draw `count` cubes of distinct colours, at least `SPACING` apart, yaw uniform in ±`yaw` (rad)."""
     while True:  # a crowded start can leave no room for the last cube: begin again
         centres: list[np.ndarray] = []
         for _ in range(200):
-            candidate = np.array([rng.uniform(*X_RANGE), rng.uniform(*Y_RANGE)])
+            candidate = np.array([rng.uniform(*x_range), rng.uniform(*y_range)])
             if all(np.hypot(*(candidate - other)) >= SPACING for other in centres):
                 centres.append(candidate)
             if len(centres) == count:

@@ -84,12 +84,19 @@ def object_tokens(env: TabletopEnv) -> np.ndarray:
     return tokens
 
 
+def object_velocities(env: TabletopEnv) -> np.ndarray:
+    """Linear velocities ``[6, 3]`` of the cubes (m/s, world frame); absent ones zero."""
+    velocities = env.data.qvel[env.index.cube_dof[:, None] + np.arange(3)]
+    velocities[len(env.layout.colour) :] = 0.0
+    return velocities
+
+
 def observe(env: TabletopEnv) -> dict[str, Any]:
     """The observation of this instant, as tabled in `robotattn.envs.base`."""
     seen: dict[str, Any] = {
         "state": proprioception(env.data, env.index),
         "velocity": env.data.qvel[:7].astype(np.float32),
-        "time": np.array([env.tick / env.config.hz]),
+        "time": np.array([env.time]),
         "instruction": env.instruction,
     }
     if env.config.cameras:
@@ -104,7 +111,8 @@ def observe(env: TabletopEnv) -> dict[str, Any]:
 
 
 def labels(env: TabletopEnv) -> dict[str, Any]:
-    """Privileged labels; positions ``[6, 4]``, presence, colours, target slot, and pixels ``[6, 2]`` a camera."""
+    """Privileged labels: positions ``[6, 4]``, velocities ``[6, 3]`` (m/s), presence, colours, target slot, and pixels
+    ``[6, 2]`` a camera."""
     count = len(env.layout.colour)
     present = np.arange(MAX_OBJECTS) < count
     colour = np.zeros(MAX_OBJECTS, np.int64)
@@ -112,6 +120,7 @@ def labels(env: TabletopEnv) -> dict[str, Any]:
     poses = object_poses(env)
     result: dict[str, Any] = {
         "position": poses.astype(np.float32),
+        "velocity": object_velocities(env).astype(np.float32),
         "present": present,
         "colour": colour,
         "target": env.target,

@@ -95,13 +95,14 @@ def evaluate(arguments: list[str]) -> int:
     config = parse(EvaluateConfig, with_checkpoint(arguments), evaluate)
     with Progress() as shown:
         result = run(config, shown)
-    rates = {"all": result["success"]}
+    sooner = {name: result[name] for name in result if name.startswith("success_")}
+    rates = {"all": result["success"]} | {name[8:].replace("_", " "): rate for name, rate in sooner.items()}
     rates |= {f"{key} {value}": rate for key, part in result["by"].items() for value, rate in part.items()}
     rows = [
         (name, f"{r['rate']:.1%}", f"{r['low']:.1%} to {r['high']:.1%}", r["episodes"]) for name, r in rates.items()
     ]
     warn(result["warnings"])
-    short = {"file": str(result_path(config)), **result["success"], "reasons": result["reasons"]}
+    short = {"file": str(result_path(config)), **result["success"], **sooner, "reasons": result["reasons"]}
     return finish("evaluate", short, rows, ("", "success", "95 % interval", "episodes"))
 
 

@@ -28,6 +28,7 @@ from robotattn.statistics import wilson
 from robotattn.types import MAX_OBJECTS
 
 SCHEMA = 1
+SOON = 3.0  # a deadline that tells latencies apart where the time limit does not (s)
 BLOCKS = 3  # given to each worker, at least: the last ones even out how long the workers take
 Progress = Callable[[str, int, int], None]
 
@@ -40,6 +41,8 @@ class EvaluateConfig:
     """Checkpoint folder; not needed for a baseline."""
     agent: Literal["policy", "expert", "zero", "random"] = "policy"
     """What acts: the checkpoint's policy, the scripted expert, no motion, or uniformly random actions."""
+    task: Literal["pick_up", "pick_moving", "pick_reversing", "pick_disturbed"] | None = None
+    """Which task."""
     episodes: int = 100
     """Episodes; each has its own seed."""
     seed: int = 1000
@@ -95,7 +98,7 @@ class EvaluateConfig:
             raise ValueError(f"ensemble: needs execute = 1, not {self.execute}")
 
 
-OVERRIDES = ("yaw", "light", "colour_jitter", "camera_jitter", "texture", "language", "phrases", "hz")
+OVERRIDES = ("task", "yaw", "light", "colour_jitter", "camera_jitter", "texture", "language", "phrases", "hz")
 
 
 def evaluate(config: EvaluateConfig, progress: Progress | None = None) -> dict[str, Any]:
@@ -212,11 +215,21 @@ def summarise(rows: Sequence[dict[str, Any]], hz: float) -> dict[str, Any]:
     steps = [row["steps"] for row in rows if row["success"]]
     return {
         "success": success_rate(rows),
+        **_sooner(rows),
         "reasons": dict(sorted(Counter(row["reason"] for row in rows).items())),
         "failures": dict(sorted(Counter(row["failure"] for row in rows if not row["success"]).items())),
         "steps_to_success": _steps(steps, hz) if steps else None,
         "by": {key: _breakdown(rows, key) for key in ("objects", "colour", "language")},
     }
+
+
+def _sooner(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rates of success within 3 s and at the first try, where the rows tell: a deadline shows lateness."""
+    if not all("time" in row and "tries" in row for row in rows):
+        return {}
+    soon = [row | {"success": row["success"] and row["time"] <= SOON} for row in rows]
+    first = [row | {"success": row["success"] and row["tries"] <= 1} for row in rows]
+    return {f"success_within_{SOON:g}_s": success_rate(soon), "success_at_first_try": success_rate(first)}
 
 
 def _steps(steps: Sequence[int], hz: float) -> dict[str, float]:

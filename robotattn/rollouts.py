@@ -17,11 +17,12 @@ from robotattn.config import from_dict
 from robotattn.control.chunks import ChunkOptions
 from robotattn.envs import EnvConfig, make_env
 from robotattn.envs.cameras import gl_renderer
-from robotattn.envs.experts import PickUpExpert
+from robotattn.envs.experts import EXPERTS
 from robotattn.latency.inputs import Batcher
 from robotattn.loop import read_observation, run_episodes
 from robotattn.types import Agent, Episode
 
+STORY = ("time", "tries", "speed", "direction", "first_reversal", "second_reversal", "disturbed", "jump", "jumped_at")
 MICRO_BATCH = 8  # rows of one call of the policy: 4 times less time a row than one at a time, on a CPU too
 
 
@@ -92,7 +93,7 @@ def make_agent(job: Job, envs: Sequence[gym.Env]) -> Agent:
         case "random":
             return RandomAgent(space.low.astype(np.float64), space.high.astype(np.float64), period)
         case "expert":
-            return PickUpExpert(envs)
+            return EXPERTS[job.env.task](envs)
     assert job.checkpoint is not None
     loaded = checkpoint.load(job.checkpoint, job.device)
     batcher = Batcher(loaded.tokenizer.encode, list(loaded.config.cameras), job.device, loaded.config.frames)
@@ -130,6 +131,7 @@ def row(index: int, episode: Episode) -> dict[str, Any]:
         "objects": episode.info["objects"],
         "colour": episode.info["colour"],
         "language": episode.info["language"],
+        **{name: episode.info[name] for name in STORY if name in episode.info},
     }
 
 

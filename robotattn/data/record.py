@@ -63,10 +63,10 @@ World = Callable[[RecordConfig], tuple[gym.Env, Agent]]
 def expert_world(config: RecordConfig) -> tuple[gym.Env, Agent]:
     """Make the environment of a recording and the expert that acts in it."""
     from robotattn.envs import make_env
-    from robotattn.envs.experts import PickUpExpert
+    from robotattn.envs.experts import EXPERTS
 
     env = make_env(config.env)
-    return env, PickUpExpert([env], noise=config.noise)
+    return env, EXPERTS[config.env.task]([env], noise=config.noise)
 
 
 def record(config: RecordConfig, progress: Progress | None = None, world: World = expert_world) -> dict[str, Any]:
@@ -216,6 +216,8 @@ def _record_episode(config: RecordConfig, env: _LastObservation, agent: Agent, i
         (episode,) = run_episodes([env], agent, [seed], keep=lambda seed: True)
         if episode.success:
             columns = columns_of(episode, config.env.action_mode, env.final_state)
+            if config.env.task == "pick_up":  # nothing moves by itself; its files keep the bytes they always had
+                columns.pop("labels/velocity", None)
             return store.write_episode(config.out, index, columns, _attributes(config, episode, attempt + 1))
     last = f"seed {seed}: {episode.reason}"
     raise WorkerError(f"the expert failed {ATTEMPTS} times in a row (last: {last}); none of the attempts was kept")
@@ -231,10 +233,16 @@ def _attributes(config: RecordConfig, episode: Episode, attempt: int) -> dict[st
         "hz": config.env.hz,
         "action_mode": config.env.action_mode,
         "env": _json(to_dict(config.env)),
-        "episode": _json(dict(episode.info)),
+        "episode": _json(_told(config.env.task, episode.info)),
         "target": int(episode.rows[0].labels["target"]),
         "sim": True,
     }
+
+
+def _told(task: str, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick what is kept of an episode's info: for pick_up what was always kept, so that its files stay the same."""
+    kept = ("objects", "colour", "language", "failure") if task == "pick_up" else tuple(info)
+    return {name: info[name] for name in kept if name in info}
 
 
 def columns_of(episode: Episode, action_mode: str, final_state: np.ndarray) -> dict[str, np.ndarray]:
@@ -251,6 +259,8 @@ def columns_of(episode: Episode, action_mode: str, final_state: np.ndarray) -> d
         "labels/colour": np.array(labels["colour"], dtype=np.int64),
         "final/state": final_state,
     }
+    if "velocity" in labels:
+        columns["labels/velocity"] = np.stack([row.labels["velocity"] for row in rows])
     if seen[0].objects is not None:
         columns["observations/objects"] = np.stack([np.asarray(one.objects) for one in seen])
     for camera in seen[0].images:
