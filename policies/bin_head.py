@@ -1,15 +1,20 @@
 """Tokens of binned actions: a table of embeddings and a linear head for every dimension of an action."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from robotattn.policies.base import Batch, Memory
 from robotattn.policies.chunk_units import ChunkUnits
 from robotattn.tokens.actions import ActionBins
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 
 class BinHead(nn.Module):

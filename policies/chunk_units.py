@@ -4,12 +4,18 @@ The first action of a chunk is millimetres away and the last centimetres; with o
 drown in a denoiser's noise and fall into one bin of 256.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from robotattn.tokens.normaliser import Statistics
 from robotattn.types import ACTION_SIZE, STATE, ActionMode
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 REACH = 3.0  # without statistics of the steps: a range of so many standard deviations to each side
 

@@ -1,10 +1,15 @@
 """From scores of bins to a bin: greedy, or drawn with a temperature, the k best, or the smallest set of mass p."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 
 @dataclass(frozen=True)

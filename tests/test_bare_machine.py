@@ -45,7 +45,7 @@ def test_words_of_a_bare_machine_are_read_as_strictly_as_a_file():
 
 BLOCKED = (
     "tyro", "rich", "scipy", "tokenizers", "safetensors", "matplotlib", "mujoco", "gymnasium", "cv2", "h5py", "OpenGL",
-    "accelerate", "jinja2",
+    "accelerate", "jinja2", "jaxtyping",
 )  # fmt: skip
 
 

@@ -4,12 +4,17 @@ A mask that is right on paper may be transposed, dropped where a cache begins, o
 audit needs nothing but the function from tokens to outputs and what each output is meant to depend on.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 PERTURBATIONS = ("value", "nan", "1e30")
 

@@ -5,14 +5,19 @@ A model's forward asks a cache for room (`reserve`, which refuses before anythin
 so that all layers of a step see the same offset. Slots that hold nothing are zero and not valid.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
-KeysValues = tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s e"]]
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+KeysValues = tuple[Tensor, Tensor]  # [B, heads, S, d], [B, heads, S, e]
 
 
 class CacheOverflow(ValueError):
@@ -128,7 +133,7 @@ class KVCache:
         self.valid[rows] = False
         return None
 
-    def freeze(self) -> "PrefixKV":
+    def freeze(self) -> PrefixKV:
         """Return an immutable copy of what is stored."""
         end = self.length
         return PrefixKV(
@@ -211,7 +216,7 @@ class PrefixKV:
     def commit(self, count: int) -> None:
         """Keep nothing."""
 
-    def scratch(self, size: int) -> "Scratch":
+    def scratch(self, size: int) -> Scratch:
         """Return room for `size` tokens behind a copy of the prefix."""
         return Scratch(self, size)
 

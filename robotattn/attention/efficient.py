@@ -3,14 +3,19 @@
 All three pay late: at 600 tokens of width 512, attention is a sixth of a layer's arithmetic.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from robotattn.attention.kernels import attend, repeat_heads
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 
 def window_attend(

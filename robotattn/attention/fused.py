@@ -7,13 +7,14 @@ matrix is fastest, and on huge pages; gains of RMSNorm go into the matrix behind
 product. Sums are taken in another order, so results agree to rounding and not to the bit.
 """
 
+from __future__ import annotations
+
 import copy
 import mmap
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,6 +22,9 @@ from robotattn.attention.caches import KeysValues
 from robotattn.attention.kernels import attend
 from robotattn.attention.layers import NOWHERE, Layer, Store, SwiGLU
 from robotattn.attention.positions import Placed
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 Module = TypeVar("Module", bound=nn.Module)
 PAGE = 2**21  # a huge page of x86-64 and of most ARM kernels (bytes)
@@ -84,9 +88,9 @@ class FusedLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n d"],
-        mask: Bool[Tensor, "..."] | None = None,
+        mask: Bool[Tensor, ...] | None = None,
         context: KeysValues | None = None,
-        context_mask: Bool[Tensor, "..."] | None = None,
+        context_mask: Bool[Tensor, ...] | None = None,
         *,
         placed: Placed = NOWHERE,
         store: Store | None = None,

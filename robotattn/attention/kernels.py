@@ -6,15 +6,19 @@ A query that may attend to nothing returns zeros. What lies behind a mask has no
 Grouped queries: with fewer key heads than query heads, query head i reads key head i // (heads / kv_heads).
 """
 
+from __future__ import annotations
+
 import math
 import warnings
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 Kernel = Literal["sdpa", "reference", "flex"]
 HUGE = 1e15  # scores of two such numbers still fit into float32; beyond, inf - inf would be NaN behind a mask
@@ -24,11 +28,11 @@ def attend(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b g s d"],
     v: Float[Tensor, "b g s e"],
-    mask: Bool[Tensor, "..."] | BlockMask | None = None,
+    mask: Bool[Tensor, ...] | BlockMask | None = None,
     kernel: Kernel = "sdpa",
     *,
     scale: float | None = None,
-    bias: Float[Tensor, "..."] | None = None,
+    bias: Float[Tensor, ...] | None = None,
     causal: bool = False,
     clean: bool | None = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -61,17 +65,17 @@ def attend(
 def weights(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b g s d"],
-    mask: Bool[Tensor, "..."] | None = None,
+    mask: Bool[Tensor, ...] | None = None,
     *,
     scale: float | None = None,
-    bias: Float[Tensor, "..."] | None = None,
+    bias: Float[Tensor, ...] | None = None,
 ) -> Float[Tensor, "b h n s"]:
     """Return the attention weights, written out; a fully masked row is all zeros."""
     scores = q @ repeat_heads(k, q.shape[1]).transpose(-2, -1) * (_default(q) if scale is None else scale)
     return masked_softmax(scores if bias is None else scores + bias, mask)
 
 
-def masked_softmax(scores: Float[Tensor, "*b s"], mask: Bool[Tensor, "..."] | None) -> Float[Tensor, "*b s"]:
+def masked_softmax(scores: Float[Tensor, "*b s"], mask: Bool[Tensor, ...] | None) -> Float[Tensor, "*b s"]:
     """Return the softmax over the last dimension where the mask is True, zeros elsewhere and in empty rows."""
     if mask is None:
         return scores.softmax(dim=-1)

@@ -3,17 +3,21 @@
 Pre-norm leaves the sum of all branches unnormalised, so whoever stacks layers adds a final norm (`Transformer` does).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from robotattn.attention import kernels
 from robotattn.attention.caches import KeysValues
 from robotattn.attention.kernels import Kernel, attend
 from robotattn.attention.positions import Placed, PositionKind
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 Activation = Literal["gelu", "relu", "swiglu"]
 NormKind = Literal["layer", "rms"]
@@ -129,7 +133,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "b n d"],
         context: KeysValues | None = None,
-        mask: Bool[Tensor, "..."] | None = None,
+        mask: Bool[Tensor, ...] | None = None,
         *,
         placed: Placed = NOWHERE,
         store: Store | None = None,
@@ -151,7 +155,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "b n d"],
         context: KeysValues | None = None,
-        mask: Bool[Tensor, "..."] | None = None,
+        mask: Bool[Tensor, ...] | None = None,
         placed: Placed = NOWHERE,
     ) -> Float[Tensor, "b h n s"]:
         """Return the weights with which x reads itself, or the keys and values of a context."""
@@ -214,9 +218,9 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n d"],
-        mask: Bool[Tensor, "..."] | None = None,
+        mask: Bool[Tensor, ...] | None = None,
         context: KeysValues | None = None,
-        context_mask: Bool[Tensor, "..."] | None = None,
+        context_mask: Bool[Tensor, ...] | None = None,
         *,
         placed: Placed = NOWHERE,
         store: Store | None = None,

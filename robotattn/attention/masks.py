@@ -5,15 +5,20 @@ predicate serves a full pass and every cached step. A predicate becomes a bool t
 hidden, a FlexAttention block mask, or a picture of itself.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
 
 Slots = int | Tensor
 
@@ -27,16 +32,16 @@ class Mask:
         """Tell for integer tensors that broadcast whether a query slot may read a key slot."""
         raise NotImplementedError
 
-    def __and__(self, other: "Mask") -> "Mask":
+    def __and__(self, other: Mask) -> Mask:
         return Both(self, other)
 
-    def __or__(self, other: "Mask") -> "Mask":
+    def __or__(self, other: Mask) -> Mask:
         return Either(self, other)
 
-    def __invert__(self) -> "Mask":
+    def __invert__(self) -> Mask:
         return Opposite(self)
 
-    def tensor(self, queries: Slots, keys: Slots, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
+    def tensor(self, queries: Slots, keys: Slots, device: torch.device | str | None = None) -> Bool[Tensor, ...]:
         """Return ``[n, s]``, or ``[rows, 1, n, s]`` where rows differ. queries, keys: a count or a vector of slots."""
         query, key = _slots(queries, device)[:, None], _slots(keys, device)[None, :]
         if self.rows is None:
@@ -281,7 +286,7 @@ def causal(queries: Int[Tensor, " n"], keys: Int[Tensor, " s"]) -> Bool[Tensor, 
     return Causal().tensor(queries, keys)
 
 
-def combine(*masks: Bool[Tensor, "..."] | None) -> Bool[Tensor, "..."] | None:
+def combine(*masks: Bool[Tensor, ...] | None) -> Bool[Tensor, ...] | None:
     """Return the mask that all masks allow; None stands for 'everything'."""
     given = [mask for mask in masks if mask is not None]
     return reduce(torch.logical_and, given) if given else None

@@ -5,14 +5,18 @@ only, so left padding moves nothing, and it goes on where a cache stopped. All k
 the tokens at the input, `place` prepares, once for all layers, what the scores need.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 PositionKind = Literal["none", "sinusoidal", "learned", "rotary", "alibi", "shaw", "buckets", "time"]
 Rotation = tuple[Tensor, Tensor]  # cosine, and sine of the sign its half has, [B|1, 1, N, d]
@@ -253,7 +257,7 @@ def alternating(positions: Float[Tensor, "*b"], width: int) -> Float[Tensor, "*b
 
 
 def rotate(
-    x: Float[Tensor, "b h n d"], positions: Float[Tensor, "..."], base: float = 10_000.0
+    x: Float[Tensor, "b h n d"], positions: Float[Tensor, ...], base: float = 10_000.0
 ) -> Float[Tensor, "b h n d"]:
     """Rotate component i with component i + d/2 by position / base^(2i/d). positions: ``[N]`` or ``[B|1, N]``."""
     positions = positions if positions.dim() == 2 else positions[None]

@@ -4,14 +4,18 @@ Weights alone are rounded, and inputs are bfloat16. A few rows (a token at a tim
 weights; for more rows the weights are widened to bfloat16, in which every int8 is exact, and multiplied in that type.
 """
 
+from __future__ import annotations
+
 import copy
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from robotattn.attention.fused import Projection, move, shorten
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 FEW = 16  # rows up to which the int8 kernel is the faster one (measured on an AVX-512 and AMX machine)
 DEPTH = 16  # torch's int8 kernel reads beyond the end or returns garbage unless the inputs are a multiple of this

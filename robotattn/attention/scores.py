@@ -3,15 +3,21 @@
 Masks are boolean with True = attend, and a query that may attend to nothing gets zeros, as in `kernels.attend`.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from robotattn.attention.kernels import masked_softmax
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
 
 def gaussian_weights(
-    q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], width: float, mask: Bool[Tensor, "..."] | None = None
+    q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], width: float, mask: Bool[Tensor, ...] | None = None
 ) -> Float[Tensor, "*b n s"]:
     """Return the weights of Nadaraya-Watson regression: softmax of -|q - k|^2 / (2 width^2)."""
     if not width > 0.0:

@@ -3,12 +3,13 @@
 In come token vectors and a mask predicate; positions, padding and cached slots are settled here, once for all layers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from robotattn.attention import masks
@@ -17,6 +18,9 @@ from robotattn.attention.kernels import Kernel
 from robotattn.attention.layers import Layer, TransformerConfig, make_norm
 from robotattn.attention.masks import Mask
 from robotattn.attention.positions import Position, make_position, row_positions
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 
 class Transformer(nn.Module):

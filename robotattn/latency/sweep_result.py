@@ -18,7 +18,8 @@ BUDGETED = ("p99", "max")
 def result(samples: Sequence[Sample], share: float = 1.0) -> dict[str, Any]:
     """Return fits, calibration, budgets, and what was refused and why. share: of the control period, the policy's."""
     points = [sample.point() for sample in samples]
-    lines, together, refused = {}, {}, {}
+    lines, together = {}, {}
+    refused: dict[str, str] = {}
     for statistic in STATISTICS:
         found, why = fits(points, statistic)
         lines[statistic] = found

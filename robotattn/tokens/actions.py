@@ -6,9 +6,15 @@ on an edge belongs to the bin on its right, and the last edge to the last bin. W
 centred on it, so "stay" is exactly that.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 BINS = 256
 

@@ -6,14 +6,19 @@ sources together the target's pose is predicted. Neither ever sees proprioceptio
 stands at the target, and a pose read off the arm teaches the eyes nothing.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from robotattn.attention import FeedForward
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 POSE_SIZE = 5  # normalised x, y, z; cos and sin of 4 yaw
 EXTENT = 10.0  # half an image: objects a few hundredths of it apart must differ by about 1 to be told apart early

@@ -5,15 +5,20 @@ newest, stamped with its age in seconds, and the target's pose is looked up in e
 outright, so that a velocity need not be found between hundreds of tokens.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from robotattn.attention import FeedForward
 from robotattn.attention.positions import Timestamps
 from robotattn.tokens.grounding import POSE_SIZE
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 LEAST_AGE = 0.01  # (s): nearer looks differ by noise alone; a look repeated at an episode's start has age 0
 RATE_LIMIT = 20.0  # normalised, per second

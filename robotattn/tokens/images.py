@@ -6,16 +6,20 @@ kept for grounding, and ends in tokens of stride 16. Cameras share the stem; tho
 do all frames of a camera.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from robotattn.attention import LearnedGrid
 from robotattn.tokens.sequence import TokenGroup
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, UInt8
 
 MAP_STRIDE = 4
 CONV_STRIDE = 16

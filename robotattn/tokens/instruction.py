@@ -1,12 +1,17 @@
 """The instruction encoder: in come token ids, out come one vector a token and one for the whole sentence."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from robotattn.attention import EncoderLayer, attend, masks
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 MAX_TOKENS = 96
 

@@ -4,15 +4,20 @@
 weights: weights that meet foreign or missing statistics must fail, not hand z-scores to a robot.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 VERSION = 2  # 1 knew no `steps`; statistics without them are still written as 1
 
@@ -101,7 +106,7 @@ class Statistics:
         return json.dumps(body, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> "Statistics":
+    def from_json(cls, text: str) -> Statistics:
         """Read what `to_json` wrote; raise ValueError for another version, unknown fields or an edited file."""
         try:
             body = json.loads(text)

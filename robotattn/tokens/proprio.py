@@ -1,10 +1,16 @@
 """Proprioception and object tokens: in come normalised vectors, out go tokens of the model's width."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from robotattn.tokens.sequence import TokenGroup
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 
 class ProprioToken(nn.Module):

@@ -4,15 +4,20 @@ Batch norms are frozen, as in ACT (Zhao et al. 2023): fixed numbers, which becom
 while training and once and for all in `folded`. State-dict names are those of the public weights, so they load.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from robotattn.tokens.images import _check, _spread
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, UInt8
 
 STRIDE = 32
 CHANNELS = 64  # of the first stage; the last one has 8 times as many
@@ -75,7 +80,7 @@ class ResNet18(nn.Module):
             x = self.get_submodule(f"layer{stage}")(x)
         return x
 
-    def folded(self, dtype: torch.dtype = torch.float32) -> "ResNet18":
+    def folded(self, dtype: torch.dtype = torch.float32) -> ResNet18:
         """Return a copy for inference: norms inside the convolutions, weights of a type and laid out channels last."""
         trunk = copy.deepcopy(self)
         for parent, conv, norm in _pairs(trunk):

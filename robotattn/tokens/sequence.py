@@ -1,11 +1,16 @@
 """One sequence of token groups: in come groups (a camera, the instruction, ...), out goes what an encoder reads."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 
 @dataclass(frozen=True)
