@@ -4,7 +4,7 @@
 2. the same with int8 weights, and how many of its tokens are those of float32;
 3. ten denoising steps of the block-masked policy against projecting the prefix's keys and values in every step.
 
-    pip install -e .[dev]; python scripts/bench_decoders.py            # about 4 minutes; --quick: seconds, no figures
+    pip install -e .[dev]; python scripts/bench_decoders.py            # about 5 minutes; --quick: seconds, no figures
 
 Sizes: width 512, 6 layers, 8 heads, feed-forward 2048, a prefix of 605 tokens. transformers is needed by this
 comparison only. A figure is the median over rounds of the paired ratio, its interval a bootstrap of 95 %.
@@ -48,7 +48,7 @@ class Bench:
 
     rounds: int = 9
     """Rounds of A B A B."""
-    train_steps: int = 70
+    train_steps: int = 120
     """Updates of the Llama before its tokens are compared with those of its int8 copy."""
     prompts: int = 8
     """Prefixes over which tokens are compared."""

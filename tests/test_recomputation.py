@@ -1,4 +1,4 @@
-"""What the observation fixed is computed once: decoding never runs an encoder or projects the prefix again."""
+"""What the observation fixed is computed once; and policies whose layers are fused or rounded still act as they did."""
 
 import sys
 from collections import Counter
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from robotattn.attention import fuse, quantise
 from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig, build
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -91,3 +92,23 @@ def test_flow_runs_the_actions_net_once_a_step(case):
     name, policy, _, count, _ = case
     if name == "flow":
         assert count["expert"] == policy.config.steps
+
+
+def test_a_fused_policy_acts_as_the_original(case):
+    name, policy, memory, _, _ = case
+    fused = fuse(policy)
+    data = batch(policy.config, size=2)
+    if name.endswith("autoregressive"):
+        assert torch.equal(fused.decode(memory), policy.decode(memory))
+    torch.testing.assert_close(fused.act(data), policy.act(data), rtol=0, atol=1e-4)
+
+
+def test_a_policy_with_int8_weights_acts_nearly_as_the_original(case):
+    name, policy, _, _, _ = case
+    data = batch(policy.config, size=2)
+    want = policy.act(data)
+    for rounded in (quantise(policy), quantise(fuse(policy))):
+        have = rounded.act(data)
+        assert have.isfinite().all() and have.shape == want.shape
+        if name in ("act", "flow"):  # bins of random weights are ties
+            assert (have - want)[..., :-1].abs().mean() < 0.1 * want[..., :-1].abs().mean()

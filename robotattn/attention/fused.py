@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Module = TypeVar("Module", bound=nn.Module)
 PAGE = 2**21  # a huge page of x86-64 and of most ARM kernels (bytes)
+LINE = 64  # bytes: where weights may begin
 
 
 def fuse(module: Module) -> Module:
@@ -191,17 +192,21 @@ def shorten(module: nn.Module) -> None:
 def move(weights: Sequence[Tensor]) -> None:
     """Put weights one behind the other on huge pages, where the system has them."""
     sizes = [weight.numel() * weight.element_size() for weight in weights]
-    room = _huge_pages(sum(sizes)) if all(weight.device.type == "cpu" for weight in weights) else None
+    steps = [-(-size // LINE) * LINE for size in sizes]
+    room = _huge_pages(sum(steps)) if all(weight.device.type == "cpu" for weight in weights) else None
     if room is not None:
-        for weight, part in zip(weights, room.split(sizes), strict=True):
-            weight.data = part.view(weight.dtype).view(weight.shape).copy_(weight)
+        for weight, part, size in zip(weights, room.split(steps), sizes, strict=True):
+            weight.data = part[:size].view(weight.dtype).view(weight.shape).copy_(weight)
 
 
 def _huge_pages(size: int) -> Tensor | None:
     """Return `size` bytes on huge pages, None where there are none (another system than Linux) or it is too little."""
     if size < PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
-    memory = mmap.mmap(-1, size + 2 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    memory = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel that was built without them
+        return None
+    whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the memory
     return whole[-whole.data_ptr() % PAGE :][:size]
