@@ -7,7 +7,7 @@ published (LeRobot also drops attention weights, ours does not) and, since that 
 This file is also the workers, so up here only the standard library is used.
 
     python scripts/bench_peer_act.py --prepare [--venv .bench/lerobot]
-    python scripts/bench_peer_act.py [--venv .bench/lerobot] [--pairs 12] [--steps 5] [--train-pairs 4] [--batch 4]
+    python scripts/bench_peer_act.py [--venv .bench/lerobot] [--pairs 10] [--steps 5] [--train-pairs 3] [--batch 4]
 """
 
 import argparse
@@ -138,6 +138,7 @@ def peer(folder: Path) -> tuple[Answer, dict]:
         pad = torch.zeros(len(batch["state"]), CHUNK, dtype=torch.bool)
         return named | ({"action": batch["actions"], "action_is_pad": pad} if "actions" in batch else {})
 
+    trainer = Trainer(policy, policy.get_optim_params())
     ready = [prepare(observation) for observation in observations(1, CHECKED)]
     torch.save([policy.predict_action_chunk(observation) for observation in ready], folder / "peer.pt")
 
@@ -145,8 +146,7 @@ def peer(folder: Path) -> tuple[Answer, dict]:
         if "steps" in request:
             return {"ms": clock(policy.predict_action_chunk, ready, request["steps"])}
         batch = prepare(teaching(2, request["batch"]))
-        groups = policy.get_optim_params()
-        return {"ms": train(policy, lambda: policy(batch)[0], groups, request["train"], request["dropout"])}
+        return {"ms": trainer.run(lambda: policy(batch)[0], request["dropout"])}
 
     import torchvision
 
@@ -176,6 +176,7 @@ def ours(folder: Path) -> tuple[Answer, dict]:
     policy.set_statistics(Statistics(unit))
     load_lerobot(policy, torch.load(folder / "weights.pt"))
     modes = {"fp32": policy.optimised(), "bf16": policy.optimised(torch.bfloat16)}
+    trainer = Trainer(policy, [{"params": list(policy.parameters())}], fused=True)
     ready = observations(1, CHECKED)
     for name, fast in modes.items():
         with torch.inference_mode():
@@ -187,14 +188,13 @@ def ours(folder: Path) -> tuple[Answer, dict]:
             return {"ms": clock(modes[request["mode"]].act, ready, request["steps"])}
         batch = teaching(2, request["batch"]) | {"labels": {}}
         batch["actions_mask"] = torch.ones(request["batch"], CHUNK, dtype=torch.bool)
-        groups = [{"params": list(policy.parameters())}]
-        steps, dropout, bf16 = request["train"], request["dropout"], request["mode"] == "bf16"
+        bf16 = request["train"] == "bf16"
 
         def loss() -> Any:
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 return policy.loss(batch)["loss"]
 
-        return {"ms": train(policy, loss, groups, steps, dropout, fused=True)}
+        return {"ms": trainer.run(loss, request["dropout"])}
 
     return answer, {
         "versions": {"robotattn": robotattn.__version__, "torch": torch.__version__},
@@ -219,29 +219,33 @@ def clock(act: Callable[[dict], object], inputs: list[dict], steps: int) -> list
     return times
 
 
-def train(
-    policy: Any, loss: Callable[[], Any], groups: list[dict], steps: int, dropout: float, fused: bool | None = None
-) -> list[float]:
-    """Return the milliseconds of each training step: loss, gradient, clipping, AdamW (fused: as our trainer has it)."""
-    import torch
+class Trainer:
+    """A training step: loss, gradient, clipping, AdamW (fused: as our trainer has it; LeRobot's preset has not)."""
 
-    for module in policy.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = dropout
-        elif isinstance(module, torch.nn.MultiheadAttention):
-            module.dropout = dropout
-    policy.train()
-    optimiser = torch.optim.AdamW(groups, lr=1e-5, weight_decay=1e-4, fused=fused)
-    times = []
-    for _ in range(steps):
+    def __init__(self, policy: Any, groups: list[dict], fused: bool | None = None) -> None:
+        import torch
+
+        self.policy = policy
+        self.optimiser = torch.optim.AdamW(groups, lr=1e-5, weight_decay=1e-4, fused=fused)
+
+    def run(self, loss: Callable[[], Any], dropout: float) -> list[float]:
+        """Return the milliseconds of one step."""
+        import torch
+
+        for module in self.policy.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = dropout
+            elif isinstance(module, torch.nn.MultiheadAttention):
+                module.dropout = dropout
+        self.policy.train()
         start = time.perf_counter_ns()
-        optimiser.zero_grad()
+        self.optimiser.zero_grad()
         loss().backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 10.0)
-        optimiser.step()
-        times.append(1e-6 * (time.perf_counter_ns() - start))
-    policy.eval()
-    return times
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 10.0)
+        self.optimiser.step()
+        elapsed = 1e-6 * (time.perf_counter_ns() - start)
+        self.policy.eval()
+        return [elapsed]
 
 
 def work(make: Callable[[Path], tuple[Answer, dict]], folder: Path) -> None:
@@ -336,7 +340,7 @@ def teach(workers: tuple[Worker, Worker], pairs: int, batch: int, dropout: float
     columns: dict[str, list[float]] = {"fp32": [], "bf16": [], "peer": []}
     for row in range(pairs + 1):
         for name, column in columns.items():
-            times = workers[name == "peer"].ask(train=1, batch=batch, dropout=dropout, mode=name)
+            times = workers[name == "peer"].ask(train=name, batch=batch, dropout=dropout)
             column += times if row else []  # the first ones are the warm-up
     rates = {name: 1e3 * batch / statistics.median(column) for name, column in columns.items()}
     paired = {m: [b / a for a, b in zip(columns[m], columns["peer"], strict=True)] for m in ("fp32", "bf16")}
@@ -410,9 +414,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepare", action="store_true", help="make the peer's environment, and end")
     parser.add_argument("--venv", type=Path, default=Path(".bench/lerobot"), help="folder of the peer's environment")
-    parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks")
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of blocks")
     parser.add_argument("--steps", type=int, default=5, help="control steps a block")
-    parser.add_argument("--train-pairs", type=int, default=4, help="pairs of training steps, for each dropout")
+    parser.add_argument("--train-pairs", type=int, default=3, help="pairs of training steps, for each dropout")
     parser.add_argument("--batch", type=int, default=4, help="samples of a training step")
     parser.add_argument("--out", type=Path, default=RESULT, help="result file")
     parser.add_argument("--worker", choices=("robotattn", "lerobot"), help=argparse.SUPPRESS)
