@@ -15,8 +15,7 @@ from robotattn.control.chunks import ChunkOptions
 from robotattn.envs import EnvConfig, make_env
 from robotattn.envs.experts import PickUpExpert
 from robotattn.evaluate import EvaluateConfig, evaluate, summarise
-from robotattn.latency.inputs import Batcher
-from robotattn.latency.stages import random_observation
+from robotattn.latency.inputs import Batcher, random_observation
 from robotattn.loop import run_episodes
 from robotattn.policies import ACTConfig, build
 from robotattn.seeds import stream

@@ -12,8 +12,7 @@ import torch
 
 from robotattn.agents import PolicyAgent, exact_micro_batch
 from robotattn.control.chunks import ChunkOptions
-from robotattn.latency.inputs import Batcher
-from robotattn.latency.stages import random_observation
+from robotattn.latency.inputs import Batcher, random_observation
 from robotattn.loop import run_episodes
 from robotattn.policies import ACTConfig
 from robotattn.types import Observation

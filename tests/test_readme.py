@@ -20,6 +20,8 @@ STAGES = {  # where each command gets its work done
     "train": "robotattn.train",
     "evaluate": "robotattn.evaluate",
     "profile": "robotattn.latency.profile",
+    "plan": "robotattn.latency.plan",
+    "compare": "robotattn.compare",
     "report": "robotattn.report",
     "experiments": "robotattn.experiments.suite",
 }
@@ -41,6 +43,7 @@ def lines() -> list[str]:
 def test_every_command_is_shown():
     shown = {shlex.split(line)[1] for line in lines() if line.startswith("robotattn ")}
     assert shown == set(cli.COMMANDS) == set(STAGES)
+    assert any("--sweep" in line for line in lines())
 
 
 @pytest.mark.parametrize("line", [line for line in lines() if line.startswith("robotattn ")])
@@ -50,7 +53,8 @@ def test_a_command_shown_is_understood(line: str, monkeypatch):
 
     name = shlex.split(line)[1]
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(importlib.import_module(STAGES[name]), name, stage)
+    where, function = ("robotattn.latency.sweep", "sweep") if "--sweep" in line else (STAGES[name], name)
+    monkeypatch.setattr(importlib.import_module(where), function, stage)
     with pytest.raises(Reached):
         cli.main(shlex.split(line, comments=True)[1:])
 
