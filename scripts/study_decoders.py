@@ -114,8 +114,11 @@ def measure(study: Study, name: str, bars: Progress) -> dict[str, Any]:
 
 def _train(study: Study, name: str, show: Show) -> None:
     config = load(study.configs / f"{name}.yaml", TrainConfig)
-    data = study.state if name in STATE else study.pixels
-    train(replace(config, data=data, out=study.runs / name, threads=study.threads), resume=True, progress=show)
+    config = replace(config, data=study.state if name in STATE else study.pixels, out=study.runs / name)
+    fingerprint = config.out / "checkpoint" / "fingerprint.json"
+    if fingerprint.exists() and json.loads(fingerprint.read_text())["training"]["steps"] >= config.steps:
+        return
+    train(replace(config, threads=study.threads), resume=True, progress=show)
 
 
 def _relative(path: Path) -> None:
