@@ -29,7 +29,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robotattn.attention import PrefixKV, fuse, quantise, row_positions
+from robotattn.attention import PrefixKV, fuse, row_positions
 from robotattn.latency.profile import environment
 from robotattn.policies import BlockwiseConfig, build
 from robotattn.policies.base import Memory
@@ -97,7 +97,7 @@ def autoregressive(theirs: Any, sizes: Sizes, rounds: int, seed: int) -> dict[st
     """Time both libraries on the same prefixes and weights."""
     ours = Ours(theirs, sizes)
     fused = fuse(ours)
-    rounded = quantise(fused)
+    rounded = fused.rounded()
     runs: dict[str, Callable[[Tensor], tuple[Tensor, list[float]]]] = {
         "transformers, static cache": lambda x: generate(theirs, x, sizes.tokens, True),
         "transformers, dynamic cache": lambda x: generate(theirs, x, sizes.tokens, False),
@@ -160,17 +160,17 @@ def agreement(theirs: Any, sizes: Sizes, steps: int, prompts: int, seed: int) ->
 def compared(theirs: Any, sizes: Sizes, prompts: int, seed: int) -> dict[str, float]:
     """Return the share of equal tokens: free-running, and given the tokens of float32 (teacher forcing)."""
     exact = fuse(Ours(theirs, sizes))
-    rounded = quantise(exact)
-    prefix = prompt(sizes, prompts, seed + 100)
-    tokens = torch.cat([exact.decode(row[None], sizes.tokens)[0] for row in prefix])
-    free = torch.cat([rounded.decode(row[None], sizes.tokens)[0] for row in prefix])
-    whole = torch.cat([prefix, tokens], dim=1)
-    rows = [rounded.forced(row[None], sizes.tokens) for row in whole]
+    rounded = exact.rounded()
+    prefixes = prompt(sizes, prompts, seed + 100).split(1)
+    tokens = [exact.decode(row, sizes.tokens)[0] for row in prefixes]
+    free = [rounded.decode(row, sizes.tokens)[0] for row in prefixes]
+    forced = [rounded.decode(row, sizes.tokens, given)[0] for row, given in zip(prefixes, tokens, strict=True)]
+    truth = torch.cat(tokens)
     return {
-        "free": (free == tokens).float().mean().item(),
-        "forced": (torch.cat(rows) == tokens).float().mean().item(),
-        "by the rule": (tokens[:, 1:] == rule(seed)[tokens[:, :-1].clamp(max=BINS - 1)]).float().mean().item(),
-        "tokens": tokens.numel(),
+        "free": (torch.cat(free) == truth).float().mean().item(),
+        "forced": (torch.cat(forced) == truth).float().mean().item(),
+        "by the rule": (truth[:, 1:] == rule(seed)[truth[:, :-1].clamp(max=BINS - 1)]).float().mean().item(),
+        "tokens": truth.numel(),
     }
 
 

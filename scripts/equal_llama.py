@@ -17,7 +17,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robotattn.attention import Transformer, TransformerConfig
+from robotattn.attention import Transformer, TransformerConfig, quantise
 from robotattn.attention.masks import Causal
 
 BINS = 256  # action tokens; ids from there on are the rest of the prefix
@@ -105,21 +105,24 @@ class Ours(nn.Module):
         self.eval().requires_grad_(False)
 
     @torch.inference_mode()
-    def decode(self, prefix: Tensor, count: int) -> tuple[Tensor, list[float]]:
-        """Return greedy tokens ``[B, count]`` and the clock (s) at the start and behind each of them."""
+    def decode(self, prefix: Tensor, count: int, given: Tensor | None = None) -> tuple[Tensor, list[float]]:
+        """Return greedy tokens ``[B, count]`` and the clock (s) at the start and behind each of them.
+
+        given: tokens to go on from instead of its own (teacher forcing).
+        """
         times = [time.perf_counter()]
         cache, last, drawn = self.stack.cache(len(prefix), prefix.shape[1] + count), prefix, []
-        for _ in range(count):
+        for step in range(count):
             out = self.stack(self.embedding(last), Causal(), cache=cache)
             last = self.head(out[:, -1]).argmax(dim=-1, keepdim=True)
             drawn.append(last)
             times.append(time.perf_counter())
+            last = last if given is None else given[:, step : step + 1]
         return torch.cat(drawn, dim=1), times
 
-    @torch.inference_mode()
-    def forced(self, tokens: Tensor, count: int) -> Tensor:
-        """Return the best next token behind each of the last `count`, given all true earlier ones."""
-        return self.head(self.stack(self.embedding(tokens), Causal())[:, -count - 1 : -1]).argmax(dim=-1)
+    def rounded(self) -> "Ours":
+        """Return a copy with int8 weights in its stack; embedding and head stay, as is usual."""
+        return quantise(self, keep=("head",))
 
 
 class Stopwatch:
@@ -175,8 +178,8 @@ def train(theirs: Any, sizes: Sizes, steps: int, seed: int) -> list[float]:
     optimiser = torch.optim.AdamW(theirs.parameters(), betas=(0.9, 0.95))
     losses = []
     for step in track(range(steps), "training", console=Console(stderr=True)):
-        # short ones are cheap; every fourth is as long as what is decoded
-        rows, scene = (1, sizes.prefix) if step % 4 == 3 else (ROWS, SCENE)
+        long = step % 2 and step >= steps * 3 // 4  # short prefixes are cheap; at last, those of the comparison
+        rows, scene = (1, sizes.prefix) if long else (ROWS, SCENE)
         tokens = [prompt(sizes, rows, seed + 1_000 + step, scene)]
         noise = torch.multinomial(torch.tensor(NOISE).expand(rows, 3), sizes.tokens, True, generator=draws) - 1
         for shift in noise.unbind(dim=1):

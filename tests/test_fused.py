@@ -177,6 +177,13 @@ def test_a_stack_with_int8_weights_stays_close_cached_or_not(prepare):
     assert (steps - want).norm() < 0.05 * want.norm()
 
 
+def test_modules_that_are_to_be_kept_stay_in_float32():
+    net = nn.ModuleDict({"a": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "head": nn.Linear(4, 4)})
+    rounded = quantise(net, keep=("head", "a.1"))
+    kinds = {name: type(part) for name, part in rounded.named_modules()}
+    assert (kinds["a.0"], kinds["a.1"], kinds["head"]) == (Int8Linear, nn.Linear, nn.Linear)
+
+
 def test_int8_refuses_another_device_naming_it():
     with pytest.raises(ValueError, match=r"0.weight is on meta: int8 weights work on a CPU only"):
         quantise(nn.Sequential(nn.Linear(4, 4, device="meta")))

@@ -7,6 +7,7 @@ weights; for more rows the weights are widened to bfloat16, in which every int8 
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -24,15 +25,16 @@ LARGEST = 127.0
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def quantise(module: Module) -> Module:
+def quantise(module: Module, keep: Collection[str] = ()) -> Module:
     """Return a copy for inference whose linear layers (those of `fuse` too) hold int8 weights; biases stay as they are.
 
+    keep: names of modules (such as a head, whose scores bfloat16 would round to 3 digits) that stay as they are.
     Raises ValueError for a module that is not on a CPU, naming the parameter: there are no such kernels elsewhere.
     """
     for name, parameter in module.named_parameters():
         if parameter.device.type != "cpu":
             raise ValueError(f"{name} is on {parameter.device}: int8 weights work on a CPU only, move the module first")
-    quantised = _replace(copy.deepcopy(module).requires_grad_(False).eval())
+    quantised = _replace(copy.deepcopy(module).requires_grad_(False).eval(), keep)
     layers = [part for part in quantised.modules() if isinstance(part, Int8Linear)]
     move([layer.weight for layer in layers])
     for layer in layers:
@@ -81,11 +83,13 @@ class Int8Linear(nn.Module):
         return residual + self.raw(x)  # what comes is bfloat16 and what goes is the residual's type
 
 
-def _replace(module: Module) -> Module:
+def _replace(module: Module, keep: Collection[str], above: str = "") -> Module:
     for name, part in module.named_children():
+        if above + name in keep:
+            continue
         if isinstance(part, nn.Linear | Projection):
             weight = part.weight.t() if isinstance(part, Projection) else part.weight
             setattr(module, name, Int8Linear(weight.detach(), part.bias))
         else:
-            _replace(part)
+            _replace(part, keep, f"{above}{name}.")
     return module
