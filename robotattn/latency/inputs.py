@@ -1,6 +1,7 @@
 """Observations in, a policy's batch out: the host's part of a control step, shared by evaluation and profiler."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Batcher:
         seen = [self._last(row) for row in rows]
         newest = [row[-1] for row in seen]
         batch: dict[str, object] = {
-            "images": {camera: self._frames(seen, lambda o, c=camera: _image(o, c)) for camera in self.cameras},
+            "images": {camera: self._frames(seen, partial(_image, camera=camera)) for camera in self.cameras},
             "state": self._tensor(np.stack([o.state for o in newest])),
             **self._texts([self.ids(o.instruction) for o in newest], length),
         }
