@@ -12,7 +12,7 @@ import numpy as np
 
 from robotattn.envs.base import TabletopEnv
 from robotattn.envs.randomise import generator
-from robotattn.envs.scene import CUBE_HALF
+from robotattn.envs.scene import BELT_HALF, BELT_X, CUBE_HALF
 from robotattn.envs.sensors import object_poses
 from robotattn.types import Observation, Plan, wrap_angle
 
@@ -64,14 +64,17 @@ class PickUpExpert:
 class PickMovingExpert(PickUpExpert):
     """Picks the named cube from a moving belt: the same rules, and every command but lifting runs ahead with it.
 
-    It is told the belt's true velocity now, and stays Markov; a reversal to come it cannot know.
+    It is told the belt's true velocity now, and stays Markov; a reversal to come it cannot know. A cube that was pushed
+    off the belt lies still.
     """
 
     held: ClassVar[float] = 0.020  # a quick lift can pull a cube a centimetre along the pads: no reason to let go
 
     def command(self, env: TabletopEnv, tool: np.ndarray) -> np.ndarray:
         clean = super().command(env, tool)
-        if not (clean[4] == CLOSED and clean[2] > 0.02):  # what is held need not follow the belt
+        lifting = clean[4] == CLOSED and clean[2] > 0.02  # what is held need not follow the belt
+        on_belt = abs(env.data.xpos[env.index.cube_bodies[env.target], 0] - BELT_X) < BELT_HALF[0]
+        if on_belt and not lifting:
             clean[1] += env.data.qvel[env.index.belt[1]] * lead(env.config.hz)
         return clean
 
