@@ -5,14 +5,14 @@ They are Markov: the command depends on the state alone, so that a demonstration
 """
 
 from collections.abc import Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 import gymnasium as gym
 import numpy as np
 
 from robotattn.envs.base import TabletopEnv
 from robotattn.envs.randomise import generator
-from robotattn.envs.scene import CUBE_HALF
+from robotattn.envs.scene import BELT_HALF, BELT_X, CUBE_HALF
 from robotattn.envs.sensors import object_poses
 from robotattn.types import Observation, Plan, wrap_angle
 
@@ -28,6 +28,8 @@ NOISE = np.array([0.025, 0.025, 0.015, 0.15])  # standard deviations (m, m, m, r
 
 class PickUpExpert:
     """Picks up the named cube. With noise > 0 commands are disturbed as in DART; plans carry the clean command too."""
+
+    held: ClassVar[float] = NEAR  # how far aside a cube between the fingers may have slipped and still be held (m)
 
     def __init__(self, envs: Sequence[gym.Env], noise: float = 0.0) -> None:
         self.envs = [cast(TabletopEnv, env.unwrapped) for env in envs]
@@ -56,18 +58,23 @@ class PickUpExpert:
 
     def command(self, env: TabletopEnv, tool: np.ndarray) -> np.ndarray:
         """The undisturbed command ``[5]`` at a tool pose ``[4]``."""
-        return pick_up(tool, object_poses(env)[env.target], env.data.qpos[7] + env.data.qpos[8])
+        return pick_up(tool, object_poses(env)[env.target], env.data.qpos[7] + env.data.qpos[8], self.held)
 
 
 class PickMovingExpert(PickUpExpert):
     """Picks the named cube from a moving belt: the same rules, and every command but lifting runs ahead with it.
 
-    It is told the belt's true velocity now, and stays Markov; a reversal to come it cannot know.
+    It is told the belt's true velocity now, and stays Markov; a reversal to come it cannot know. A cube that was pushed
+    off the belt lies still.
     """
+
+    held: ClassVar[float] = 0.020  # a quick lift can pull a cube a centimetre along the pads: no reason to let go
 
     def command(self, env: TabletopEnv, tool: np.ndarray) -> np.ndarray:
         clean = super().command(env, tool)
-        if not (clean[4] == CLOSED and clean[2] > 0.02):  # what is held need not follow the belt
+        lifting = clean[4] == CLOSED and clean[2] > 0.02  # what is held need not follow the belt
+        on_belt = abs(env.data.xpos[env.index.cube_bodies[env.target], 0] - BELT_X) < BELT_HALF[0]
+        if on_belt and not lifting:
             clean[1] += env.data.qvel[env.index.belt[1]] * lead(env.config.hz)
         return clean
 
@@ -82,17 +89,17 @@ def lead(hz: int) -> float:
     return float(period / -np.expm1(-period / ARM_RESPONSE))
 
 
-def pick_up(tool: np.ndarray, cube: np.ndarray, width: float) -> np.ndarray:
+def pick_up(tool: np.ndarray, cube: np.ndarray, width: float, held: float = NEAR) -> np.ndarray:
     """The command ``[5]`` (tool offset, gripper) at a tool pose ``[4]``, a cube pose ``[4]`` and finger opening (m)."""
     offset = cube - tool
     offset[3] = wrap_angle(4 * offset[3]) / 4  # the nearest pair of faces
     lateral, drop = np.hypot(*offset[:2]), -offset[2]
-    near = lateral < NEAR and abs(drop) < 0.01
-    if near and abs(width - 2 * CUBE_HALF) < 0.004:  # holding: lift
+    near, level = lateral < NEAR, abs(drop) < 0.01
+    if lateral < held and level and abs(width - 2 * CUBE_HALF) < 0.004:  # holding: lift
         return _toward(np.array([0.0, 0.0, CARRY - tool[2], 0.0]), CLOSED)
-    if near and abs(offset[3]) < 2 * ALIGNED:
+    if near and level and abs(offset[3]) < 2 * ALIGNED:
         return _toward(offset, CLOSED)
-    if lateral < NEAR and abs(offset[3]) < ALIGNED:
+    if near and abs(offset[3]) < ALIGNED:
         return _toward(offset, OPEN)
     if drop < 0.05 and lateral > 2 * NEAR:  # low and off centre: rise first
         return _toward(np.array([0.0, 0.0, HOVER - tool[2], offset[3]]), OPEN)

@@ -73,8 +73,8 @@ class PickReversingEnv(PickMovingEnv):
 
     def draw_motion(self, rng: np.random.Generator) -> Motion:
         speed = float(rng.uniform(0.03, 0.15) * rng.choice([-1, 1]))
-        first, pause = np.round(rng.uniform(0.4, 1.6, 2) * PHYSICS_HZ) / PHYSICS_HZ
-        return Motion(speed, (float(first), float(first + pause)))
+        first, second = np.round(rng.uniform(0.4, 1.6, 2).cumsum() * PHYSICS_HZ) / PHYSICS_HZ
+        return Motion(speed, (float(first), float(second)))
 
     def event_within(self) -> int:
         return next((step - self.physics_steps for step in self._turns() if step > self.physics_steps), PHYSICS_HZ)

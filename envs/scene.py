@@ -18,7 +18,7 @@ CUBE_MASS = 0.05  # (kg)
 PARKED = np.array([0.5, 0.0, -0.5])  # under the table, out of every camera's sight (m)
 BELT_MASS = 20.0  # (kg): 400 times a cube, so that neither cubes nor fingers slow it
 BELT_RESPONSE = 0.05  # (s): a reversal from 15 cm/s stays below the 9.8 m/s^2 at which a cube would slide
-BELT_HALF = np.array([0.12, 2.0, 0.01])  # longer than it and the cubes on it travel in an episode (m)
+BELT_HALF = np.array([0.15, 2.0, 0.01])  # longer than it and the cubes on it travel in an episode (m)
 BELT_X = 0.46  # of its middle line; its top is where the table's would be (m)
 SUNK = 0.002  # the table below the belt (m)
 
