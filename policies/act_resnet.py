@@ -147,10 +147,11 @@ class ACTResNet(Policy):
     def _encode(self, tokens: Tokens) -> tuple[Tensor, Placed]:
         """Return the encoded tokens and their positions."""
         placed = Placed(added=self._positions(tokens).to(tokens.values.dtype))
-        mask, x = self._mask(tokens.mask), tokens.values
+        mask, x, padding = self._mask(tokens.mask), tokens.values, ~tokens.mask[..., None]
+        x = x if mask is None else x.masked_fill(padding, 0.0)
         for layer in self.encoder:
             x = layer(x, mask, placed=placed)
-        return x, placed
+        return x if mask is None else x.masked_fill(padding, 0.0), placed
 
     def decode(self, memory: Memory) -> Tensor:
         """Return actions ``[B, H, A]``: (m, rad) in tool mode, joint targets (rad) in joint mode, gripper 0 or 1."""

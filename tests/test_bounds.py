@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from robotattn.attention import kernels, masks
+from robotattn.attention import PrefixKV, kernels, masks, row_positions
 from robotattn.latency import bounds, counted
 from robotattn.latency.bounds import Work, bound, label, mbu, mfu
 from robotattn.latency.devices import Device
-from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig
+from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig, autoregressive, blocks, blockwise
 from robotattn.policies.blocks import recall
 
 ONE = {"front": (32, 32)}
@@ -70,6 +70,13 @@ def accelerator(monkeypatch):
     monkeypatch.setattr(
         masks.Mask, "build", lambda mask, queries, keys, device=None: mask.tensor(queries, keys, device)
     )
+
+    def recall(memory):
+        keys, values = zip(*memory.context, strict=True)
+        return PrefixKV(keys, values, memory.mask, row_positions(memory.mask), padded=True)
+
+    for module in (blocks, autoregressive, blockwise):
+        monkeypatch.setattr(module, "recall", recall)
 
 
 def stages(config, rows=1):

@@ -14,9 +14,9 @@ from robotattn.policies import build
 sys.path.insert(0, str(Path(__file__).parent))
 from batches import batch
 from decoders import DECODERS, make, remembered
-from examples import EVERY
+from examples import EVERY, names
 
-STATE = {name: config for name, config in EVERY.items() if name.endswith(" state")}
+STATE = {name: config for name, config in EVERY.items() if name.endswith(" state") and "kv_heads" in names(config)}
 each = pytest.mark.parametrize("config", (STATE | DECODERS).values(), ids=STATE | DECODERS)
 
 

@@ -135,7 +135,7 @@ def test_every_change_is_a_smaller_policy_that_can_be_built():
 
 
 def test_a_change_that_does_not_fit_is_not_offered():
-    smallest = replace(BASE, cameras={"front": (32, 32)}, patch=32, chunk=1, layers=1, width=8, heads=8)
+    smallest = replace(BASE, cameras={"front": (32, 32)}, patch=32, chunk=1, layers=1, width=8, heads=8, kv_heads=1)
     assert list(changes(smallest)) == []
     conv = replace(BASE, stem="conv")
     assert not any(name.startswith("patch") for name, _ in changes(conv))

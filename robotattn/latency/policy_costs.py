@@ -137,7 +137,7 @@ def _copied(config: PolicyConfig, prefix: int, batch: int) -> Costs:
 def _autoregressive(config: AutoregressiveConfig, prefix: int, batch: int) -> dict[str, Stage]:
     steps, kv, joint = action_tokens(config), cache(config), config.action_mode == "joint"
     each = (
-        *_step(kv, prefix, steps, batch, 52),
+        *_step(kv, prefix, steps, batch, 17),
         *linear(batch, config.width, BINS),
         *launches(3 + 11 * config.expected),
     )
@@ -164,12 +164,12 @@ def _blockwise(config: BlockwiseConfig, prefix: int, batch: int) -> dict[str, St
     prefilled = (*_prefilled(config, prefix, batch), *launches(1))
     if config.head == "autoregressive":
         scores = Cost(2 * batch * actions * width * BINS, actions * BINS * (width + 1), kernels=2)
-        each = (*_step(kv, prefix, chunk, batch, 52), scores, *launches(4))
+        each = (*_step(kv, prefix, chunk, batch, 17), scores, *launches(4))
         once = (*_copied(config, prefix, batch), *launches(12 + joint))
         return {"prefix": Stage(prefilled), "decode": Stage(each, chunk, once)}
     rows, twice = batch * chunk, 2 if config.method == "midpoint" else 1
     velocity = (*linear(rows, actions, width), *mlp(rows, 2 * width, 2 * width, width), *linear(rows, width, actions))
-    passed = (*stack(kv, chunk, batch, cached=prefix), *kept(kv, chunk, batch), *launches(56))
+    passed = (*stack(kv, chunk, batch, cached=prefix), *kept(kv, chunk, batch), *launches(30))
     each = tuple(cost * twice for cost in (*velocity, *passed))
     once = (*_copied(config, prefix, batch), *launches(8 + joint))
     return {"prefix": Stage(prefilled), "denoise": Stage((*each, *launches(2 * twice)), config.steps, once)}
