@@ -83,7 +83,7 @@ def test_combinations_that_cannot_be_are_named_and_left_out():
         ("cameras=", "NAME=VALUE,VALUE"),
         ("cameras=two", "two is not a whole number"),
         ("cameras=1:", "1: is not a whole number"),
-        ("policy=ACT", "ACT, allowed: act, actresnet, autoregressive, blockwise"),
+        ("policy=ACT", "ACT, allowed: act, autoregressive, blockwise"),
         ("stem=vit", "vit, allowed: conv, patch"),
     ],
 )

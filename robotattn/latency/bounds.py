@@ -8,7 +8,7 @@ pass from one stage to the next. Beside it stands the launch floor: kernels time
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from robotattn.latency import counted, policy_costs, prefix_costs
 from robotattn.latency.costs import Cost, kv_elements, total
@@ -117,8 +117,9 @@ def as_work(each: Cost, repeats: int = 1, once: Cost | None = None, dtype_bytes:
     )
 
 
-def _known(config: PolicyConfig) -> bool:
-    return type(config) in policy_costs.KINDS and config.stem in prefix_costs.STEMS
+def _known(config: PolicyConfig) -> TypeGuard[prefix_costs.Described]:
+    exact = type(config) in policy_costs.KINDS  # a subclass may do anything
+    return exact and isinstance(config, policy_costs.KINDS) and config.stem in prefix_costs.STEMS
 
 
 # ---------------------------------------------------------------------------------------------- time

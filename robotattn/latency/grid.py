@@ -10,9 +10,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from robotattn.config import UsageError, from_dict, name_of, to_dict
+from robotattn.latency.prefix_costs import Described
 from robotattn.policies import ACTConfig, AutoregressiveConfig, PolicyConfig
 
-KINDS: dict[str, type[PolicyConfig]] = {name_of(kind): kind for kind in get_args(PolicyConfig)}
+KINDS: dict[str, type[Described]] = {name_of(kind): kind for kind in get_args(Described)}
 CAMERAS = ("front", "wrist", "left", "right", "top", "rear", "side", "palm")
 SPECIAL = ("policy", "cameras", "size", "layers")
 NEUTRAL = {"frames": 1}
@@ -24,11 +25,18 @@ BASE = AutoregressiveConfig(
 """What is swept when no configuration is named: a few milliseconds to a few tens of them on one core."""
 
 
+def described(policy: PolicyConfig, source: object) -> Described:
+    """Return a policy that has closed forms; raises UsageError, naming where it came from, for another kind."""
+    if not isinstance(policy, Described):
+        raise UsageError(f"{source}: {name_of(type(policy))} has no closed forms, allowed: {', '.join(KINDS)}")
+    return policy
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One configuration of a grid, and the values that made it."""
 
-    policy: PolicyConfig
+    policy: Described
     values: tuple[tuple[str, Any], ...]
 
     @property
@@ -42,7 +50,7 @@ class Candidate:
         return " ".join(f"{name}={value}" for name, value in self.values)
 
 
-def grid(texts: Sequence[str], base: PolicyConfig = BASE) -> tuple[list[Candidate], list[str]]:
+def grid(texts: Sequence[str], base: Described = BASE) -> tuple[list[Candidate], list[str]]:
     """Return the grid's configurations, each once, and the combinations that were left out, with the reason.
 
     texts: axes such as ``cameras=1:4`` (both ends included) or ``patch=8,16``. base: where no axis says otherwise.
@@ -93,7 +101,7 @@ def _values(text: str, part: str, words: Sequence[str] | None) -> list[Any]:
     return list(range(int(first), int(last) + 1)) if colon else [int(first)]
 
 
-def apply(base: PolicyConfig, values: Mapping[str, Any]) -> PolicyConfig:
+def apply(base: Described, values: Mapping[str, Any]) -> Described:
     """Return the base with these values; raises ValueError for what this kind of policy lacks or cannot be."""
     policy = as_kind(base, values["policy"]) if "policy" in values else base
     known = {field.name for field in fields(policy)}
@@ -108,7 +116,7 @@ def apply(base: PolicyConfig, values: Mapping[str, Any]) -> PolicyConfig:
     return replace(policy, **changes)
 
 
-def as_kind(base: PolicyConfig, kind: str) -> PolicyConfig:
+def as_kind(base: Described, kind: str) -> Described:
     """Return another kind of policy with everything that the two have in common."""
     cls = KINDS[kind]
     if isinstance(base, cls):
@@ -118,22 +126,22 @@ def as_kind(base: PolicyConfig, kind: str) -> PolicyConfig:
     return _relayer(from_dict(cls, shared, "sweep"), layers_of(base))
 
 
-def layers_of(policy: PolicyConfig) -> int:
+def layers_of(policy: Described) -> int:
     """How many layers the prefix passes through."""
     return policy.encoder_layers if isinstance(policy, ACTConfig) else policy.layers
 
 
-def _relayer(policy: PolicyConfig, layers: int) -> PolicyConfig:
+def _relayer(policy: Described, layers: int) -> Described:
     return replace(policy, **_layers(policy, {"layers": layers}))
 
 
-def _layers(policy: PolicyConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+def _layers(policy: Described, values: Mapping[str, Any]) -> dict[str, Any]:
     if "layers" not in values:
         return {}
     return {"encoder_layers" if isinstance(policy, ACTConfig) else "layers": values["layers"]}
 
 
-def _sight(policy: PolicyConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+def _sight(policy: Described, values: Mapping[str, Any]) -> dict[str, Any]:
     """The cameras of these values: the policy's own first, then more of the first one's size."""
     if "cameras" not in values and "size" not in values:
         return {}

@@ -17,7 +17,7 @@ from robotattn.config import UsageError, name_of
 from robotattn.latency import bounds, devices
 from robotattn.latency.calibrate import Calibration, calibrate
 from robotattn.latency.changes import changes
-from robotattn.latency.grid import Candidate, grid
+from robotattn.latency.grid import Candidate, described, grid
 from robotattn.latency.successes import successes
 from robotattn.latency.sweep import base_of, facts
 from robotattn.latency.sweep_file import Rows, merge, read
@@ -148,7 +148,8 @@ def plan(config: PlanConfig) -> dict[str, Any]:
     rows = read(config.calibrate) if config.calibrate else None
     model, device = _model(config, rows)
     known = successes(config.success) if config.success else []
-    candidates, left_out = ([one for one, _ in known], []) if known else grid(config.sweep, base_of(config.base))
+    base = described(base_of(config.base), config.base)
+    candidates, left_out = ([one for one, _ in known], []) if known else grid(config.sweep, base)
     budget_ms = 1000.0 * config.share / config.hz
     planned = [_row(candidate, model, budget_ms, config) for candidate in candidates]
     for row, (_, rate) in zip(planned, known, strict=False):  # without success rates, none
@@ -239,7 +240,7 @@ def first_changes(candidate: Candidate, model: Model) -> list[dict[str, Any]]:
     found = [(name, model(changed).p50, model(changed).beyond) for name, changed in changes(policy)]
     if again := uncached(policy, model):
         found.append(("without the KV cache, which it has", before + again, False))
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"of": candidate.label, "change": name, "p50": after, "saves": before - after, "beyond": beyond}
         for name, after, beyond in found
     ]

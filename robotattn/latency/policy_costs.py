@@ -23,7 +23,8 @@ from robotattn.latency.costs import (
     stack,
     stack_parameters,
 )
-from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig, PolicyConfig
+from robotattn.latency.prefix_costs import Described
+from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig
 from robotattn.tokens.actions import BINS
 from robotattn.types import ACTION_SIZE, STATE_SIZE
 
@@ -39,23 +40,23 @@ class Stage:
     once: Costs = ()
 
 
-def size(config: PolicyConfig, layers: int, cross: bool = False) -> TransformerConfig:
+def size(config: Described, layers: int, cross: bool = False) -> TransformerConfig:
     """Return the sizes of one of a policy's stacks; of ACT's, the decoder alone shares heads."""
     kv_heads = None if isinstance(config, ACTConfig) and not cross else getattr(config, "kv_heads", None)
     return TransformerConfig(layers, config.width, config.heads, config.feedforward, kv_heads=kv_heads, cross=cross)
 
 
-def action_tokens(config: PolicyConfig) -> int:
+def action_tokens(config: Described) -> int:
     """Return the tokens that stand for a chunk of actions: one an action, or one a dimension."""
     return config.chunk * (ACTION_SIZE[config.action_mode] if isinstance(config, AutoregressiveConfig) else 1)
 
 
-def cached_actions(config: PolicyConfig) -> int:
+def cached_actions(config: Described) -> int:
     """Return the slots of a cache behind the prefix; ACT's queries attend without one."""
     return 0 if isinstance(config, ACTConfig) else action_tokens(config)
 
 
-def cache(config: PolicyConfig) -> TransformerConfig:
+def cache(config: Described) -> TransformerConfig:
     """Return the sizes of the stack whose keys and values outlive the prefix."""
     if isinstance(config, ACTConfig):
         return size(config, config.decoder_layers, cross=True)
@@ -65,7 +66,7 @@ def cache(config: PolicyConfig) -> TransformerConfig:
 # ---------------------------------------------------------------------------------------------- parameters
 
 
-def parameters(config: PolicyConfig) -> int:
+def parameters(config: Described) -> int:
     """Return the parameters of a policy."""
     width, actions = config.width, ACTION_SIZE[config.action_mode]
     count = prefix_costs.parameters(config)
@@ -94,7 +95,7 @@ def _style_parameters(config: ACTConfig) -> int:
 # ---------------------------------------------------------------------------------------------- prefix and actions
 
 
-def stages(config: PolicyConfig, instruction: int, batch: int) -> dict[str, Stage]:
+def stages(config: Described, instruction: int, batch: int) -> dict[str, Stage]:
     """Return the stages of a control step, in their order."""
     prefix = sum(prefix_costs.groups(config, instruction).values())
     first = {"vision": Stage(prefix_costs.vision(config, instruction, batch))}
@@ -121,14 +122,14 @@ def _act(config: ACTConfig, prefix: int, batch: int) -> dict[str, Stage]:
     }
 
 
-def _prefilled(config: PolicyConfig, prefix: int, batch: int) -> Costs:
+def _prefilled(config: Described, prefix: int, batch: int) -> Costs:
     """Return the operators of a prefix that is read in blocks."""
     stack_size = size(config, cache(config).layers)
     tokens = Cost(read=batch * prefix * config.width)
     return (tokens, *stack(stack_size, prefix, batch), *kept(stack_size, prefix, batch), *launches(36))
 
 
-def _copied(config: PolicyConfig, prefix: int, batch: int) -> Costs:
+def _copied(config: Described, prefix: int, batch: int) -> Costs:
     """Return the operators that make room behind a prefix: its keys and values are copied into a larger cache."""
     elements = kv_elements(cache(config)) * prefix * batch
     return (Cost(read=elements, written=elements, kernels=4 * cache(config).layers + 10),)

@@ -20,7 +20,7 @@ from robotattn.latency.costs import (
     stack_parameters,
     total,
 )
-from robotattn.policies import ACTConfig, PolicyConfig
+from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig
 from robotattn.tokens.grounding import POSE_SIZE
 from robotattn.tokens.images import CONV_STRIDE, MAP_STRIDE
 from robotattn.tokens.instruction import MAX_TOKENS
@@ -32,18 +32,21 @@ OBJECT = POSE_SIZE + len(COLOURS)
 TEXT_HEADS = 4
 STEMS = ("conv", "patch")
 
+Described = ACTConfig | AutoregressiveConfig | BlockwiseConfig
+"""The policies that have closed forms; others are built and counted."""
 
-def frames(config: PolicyConfig) -> int:
+
+def frames(config: Described) -> int:
     """Return how many images of each camera a step sees."""
     return int(getattr(config, "frames", 1))
 
 
-def grounded(config: PolicyConfig) -> bool:
+def grounded(config: Described) -> bool:
     """Tell whether the prefix has a target token."""
     return config.grounding if isinstance(config, ACTConfig) else True
 
 
-def groups(config: PolicyConfig, instruction: int) -> dict[str, int]:
+def groups(config: Described, instruction: int) -> dict[str, int]:
     """Return the tokens of each group, in the order of the sequence."""
     stride = CONV_STRIDE if config.stem == "conv" else config.patch
     seen = {name: (height // stride) * (width // stride) for name, (height, width) in config.cameras.items()}
@@ -54,7 +57,7 @@ def groups(config: PolicyConfig, instruction: int) -> dict[str, int]:
     return counts | ({"latent": 1} if isinstance(config, ACTConfig) and config.latent else {})
 
 
-def parameters(config: PolicyConfig) -> int:
+def parameters(config: Described) -> int:
     """Return the parameters of a policy's prefix."""
     width, text, looks = config.width, config.text_width, frames(config)
     count = _stem_parameters(config) if config.cameras else 0
@@ -74,14 +77,14 @@ def parameters(config: PolicyConfig) -> int:
     return count + (mlp_parameters(seen, 2 * width, POSE_SIZE) if config.pose_weight > 0 else 0)
 
 
-def _stem_parameters(config: PolicyConfig) -> int:
+def _stem_parameters(config: Described) -> int:
     stride = CONV_STRIDE if config.stem == "conv" else config.patch
     grids = sum(height // stride + width // stride for height, width in config.cameras.values())
     placed = (grids + len(config.cameras)) * config.width
     return placed + total(_stem(config, 1, (stride, stride))).weights
 
 
-def vision(config: PolicyConfig, instruction: int, batch: int) -> Costs:
+def vision(config: Described, instruction: int, batch: int) -> Costs:
     """Return the operators from images, text ids and state to tokens."""
     counts, width, text, looks = groups(config, instruction), config.width, config.text_width, frames(config)
     parts = [_images(config, batch), _text(config, instruction, batch), launches(3)]  # and the normalised state
@@ -99,7 +102,7 @@ def vision(config: PolicyConfig, instruction: int, batch: int) -> Costs:
     return (*(cost for part in parts for cost in part), left)
 
 
-def _stem(config: PolicyConfig, images: int, image: tuple[int, int]) -> Costs:
+def _stem(config: Described, images: int, image: tuple[int, int]) -> Costs:
     height, width = image
     if config.stem == "patch":
         return convolution(images, (3, config.width), config.patch, height * width // config.patch**2)
@@ -110,7 +113,7 @@ def _stem(config: PolicyConfig, images: int, image: tuple[int, int]) -> Costs:
     return (*(cost for layer in layers for cost in layer), *launches(3))
 
 
-def _images(config: PolicyConfig, batch: int) -> Costs:
+def _images(config: Described, batch: int) -> Costs:
     costs: Costs = launches(12 * len(config.cameras))  # places of tokens, and of cells of the map
     for image in dict.fromkeys(config.cameras.values()):
         count = batch * frames(config) * list(config.cameras.values()).count(image)
@@ -119,7 +122,7 @@ def _images(config: PolicyConfig, batch: int) -> Costs:
     return costs
 
 
-def _text(config: PolicyConfig, instruction: int, batch: int) -> Costs:
+def _text(config: Described, instruction: int, batch: int) -> Costs:
     text = config.text_width
     layer = TransformerConfig(1, text, TEXT_HEADS, 2 * text)
     embedded = Cost(weights=2 * instruction * text, raw=8 * batch * instruction, kernels=2)
@@ -127,7 +130,7 @@ def _text(config: PolicyConfig, instruction: int, batch: int) -> Costs:
     return (embedded, *stack(layer, instruction, batch), *launches(2 + 3 + 1), *pooled)
 
 
-def _sources(config: PolicyConfig) -> list[tuple[int, int, int]]:
+def _sources(config: Described) -> list[tuple[int, int, int]]:
     """Return for each source of grounding its features, coordinates and candidates."""
     sources = []
     for height, width in config.cameras.values():
@@ -137,20 +140,20 @@ def _sources(config: PolicyConfig) -> list[tuple[int, int, int]]:
     return sources + ([(config.width, POSE_SIZE, MAX_OBJECTS)] if config.objects else [])
 
 
-def _found(config: PolicyConfig) -> int:
+def _found(config: Described) -> int:
     return sum(features + places + 1 for features, places, _ in _sources(config))
 
 
-def _fused(config: PolicyConfig) -> int:
+def _fused(config: Described) -> int:
     moved = POSE_SIZE * (frames(config) - 1) + VELOCITY * (frames(config) > 1)
     return _found(config) + config.text_width + POSE_SIZE + WAY + STATE_SIZE + moved
 
 
-def _motion(config: PolicyConfig) -> int:
+def _motion(config: Described) -> int:
     return frames(config) * POSE_SIZE + (frames(config) - 1) * (POSE_SIZE + 1)
 
 
-def _history(config: PolicyConfig, batch: int) -> Costs:
+def _history(config: Described, batch: int) -> Costs:
     """Return what several frames cost beside more tokens: the stamps of their ages, rates, the target's velocity."""
     each = len(config.cameras) + config.objects
     stamps = (*launches(32 + each * frames(config)), *linear(batch * frames(config), config.width, config.width, False))
@@ -159,7 +162,7 @@ def _history(config: PolicyConfig, batch: int) -> Costs:
     return (*stamps, *launches(7), *mlp(batch, _motion(config), 2 * config.width, VELOCITY))
 
 
-def _ground(config: PolicyConfig, batch: int) -> Costs:
+def _ground(config: Described, batch: int) -> Costs:
     found, hidden, rows = _found(config), 2 * config.width, batch * frames(config)
     parts = [launches(2 * config.objects)]
     for features, places, cells in _sources(config):
@@ -170,7 +173,7 @@ def _ground(config: PolicyConfig, batch: int) -> Costs:
     return tuple(cost for part in parts for cost in part)
 
 
-def _pooled_pose(config: PolicyConfig, batch: int) -> Costs:
+def _pooled_pose(config: Described, batch: int) -> Costs:
     assert isinstance(config, ACTConfig)
     if config.pose_weight == 0:
         return ()

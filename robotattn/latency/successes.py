@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from robotattn import checkpoint
 from robotattn.config import ONE_OF, UsageError, from_dict
-from robotattn.latency.grid import Candidate
+from robotattn.latency.grid import Candidate, described
 from robotattn.latency.subject import read_policy
 from robotattn.policies import PolicyConfig
 
@@ -55,12 +55,12 @@ def _of_evaluation(path: Path, data: Mapping[str, Any]) -> list[tuple[Candidate,
     folder = data["config"].get("checkpoint")
     if folder is None:
         return []  # a baseline has no policy
-    policy = read_policy(checkpoint.locate(folder) / checkpoint.CONFIG)
+    policy = described(read_policy(checkpoint.locate(folder) / checkpoint.CONFIG), path)
     return [(Candidate(policy, (("evaluation", path.stem),)), float(data["success"]["rate"]))]
 
 
 def _row(source: str, row: Mapping[str, Any]) -> tuple[Candidate, float]:
-    policy = from_dict(_Part, {"policy": row["policy"]}, source).policy
+    policy = described(from_dict(_Part, {"policy": row["policy"]}, source).policy, source)
     rate = row.get("success")
     rate = rate.get("rate") if isinstance(rate, Mapping) else rate
     if not isinstance(rate, int | float) or not 0 <= rate <= 1:

@@ -24,7 +24,7 @@ from robotattn.latency import devices
 from robotattn.latency.card import card, checked
 from robotattn.latency.curves import curves
 from robotattn.latency.environment import environment, usable_clock
-from robotattn.latency.grid import BASE, Candidate, grid
+from robotattn.latency.grid import BASE, Candidate, described, grid
 from robotattn.latency.inputs import RandomInputs
 from robotattn.latency.measure import Clock, Spans, quiet, summary, warm_up
 from robotattn.latency.modes import EXACT, Mode, Unavailable, parity, prepare
@@ -102,7 +102,7 @@ def sweep(config: SweepConfig, progress: Progress | None = None) -> dict[str, An
 
     Raises UsageError for a grid that is empty, a device that is missing, or a file begun on another machine.
     """
-    candidates, left_out = grid(config.sweep, base_of(config.base))
+    candidates, left_out = grid(config.sweep, described(base_of(config.base), config.base))
     tasks = order(candidates, config)
     writer = _measured(tasks, config, progress)
     rows = read(writer.path)
