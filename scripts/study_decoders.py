@@ -132,14 +132,14 @@ def _relative(path: Path) -> None:
 
 def _row(evaluation: dict[str, Any], profiled: dict[str, Any]) -> dict[str, Any]:
     """What the table shows of one policy."""
-    step = profiled["stages"]["step"]
+    step, card = profiled["step"], profiled["card"]
     return {
-        "parameters": profiled["parameters"],
+        "parameters": card["parameters"],
         "minutes": evaluation["fingerprint"]["training"]["minutes"],
         "success": evaluation["success"],
         "reasons": evaluation["reasons"],
-        "tokens": profiled["tokens"],
-        "kv_bytes": profiled["card"]["kv"]["total"],
+        "tokens": card["tokens"],
+        "kv_bytes": card["kv"]["total"],
         "p50_ms": step["p50"],
         "p99_ms": step["p99"],
         "n": step["n"],
@@ -155,7 +155,7 @@ def cells(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['minutes']:.1f}",
         f"{success['successes']} of {success['episodes']}",
         f"{success['low']:.1%} to {success['high']:.1%}",
-        f"{row['tokens']['total']} + {row['tokens']['actions']}",
+        f"{row['tokens']['prefix']} + {row['tokens']['actions']}",
         f"{row['kv_bytes'] / 1024:.1f}",
         f"{row['p50_ms']:.2f}",
         f"{row['p99_ms']:.2f}",
