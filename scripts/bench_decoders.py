@@ -138,7 +138,7 @@ def autoregressive(theirs: Any, sizes: Sizes, rounds: int, seed: int) -> dict[st
 
 
 def parts(times: list[list[float]]) -> dict[str, list[float]]:
-    """Return, for each run, its prefill with the first token, the median of a later token, and the whole (ms)."""
+    """Return, for each run, its prefill with the first token, the mean of the later ones, and the whole (ms)."""
     return {
         "prefill_ms": [1e3 * run[0] for run in times],
         "token_ms": [1e3 * float(np.mean(run[1:])) for run in times],

@@ -3,7 +3,8 @@
 LeRobot lives in a virtual environment of its own (`--prepare` makes it) and in a process of its own; its weights are
 copied into ours, and no speed is shown unless the actions agree. It gets images already normalised, as it asks for
 them; ours gets uint8 and normalises them within the timed step. Then training steps: the same batch, AdamW, dropout as
-published (LeRobot also drops attention weights, ours does not) and, since that costs time, once more without any.
+published (LeRobot also drops attention weights and inside the feed-forward, ours does not) and, since that costs
+time, once more without any.
 This file is also the workers, so up here only the standard library is used.
 
     python scripts/bench_peer_act.py --prepare [--venv .bench/lerobot]

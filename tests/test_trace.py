@@ -173,4 +173,5 @@ def test_a_synthetic_trace_has_the_published_percentiles_and_says_what_it_is(tmp
 def test_reading_a_trace_needs_neither_torch_nor_scipy(path):
     program = "import sys; sys.modules.update(torch=None, scipy=None, yaml=__import__('yaml')); "
     program += f"from robotattn.latency import trace; print(trace.read({str(path)!r}).sample(0, 0))"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
+    assert int(done.stdout) == trace.read(path).sample(0, 0)

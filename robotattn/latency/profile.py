@@ -149,14 +149,10 @@ def _profile(
         raise RuntimeError(f"the stages' actions differ from the whole step's by {difference}: nothing was timed")
     runs = [ready(mode, step, fresh, clock, show, most) for mode in config.mode]
     spans, around = timed(step, runs, fresh, config.samples, clock, show)
-    judged = runs[0]
-    paced = (
-        None
-        if config.hz is None or judged.step is None
-        else paced_run(config.hz, config.io_ms, config.samples, judged.step, fresh, clock, show)
-    )
-    stages = {name: summary(spans.samples[name]) for name in STAGES if name in spans.samples}
-    medians = {name: _median(spans.samples[name]) for name in stages}
+    judged, paced = runs[0], None
+    if config.hz is not None and judged.step is not None:
+        paced = paced_run(config.hz, config.io_ms, config.samples, judged.step, fresh, clock, show)
+    medians = {name: _median(spans.samples[name]) for name in STAGES if name in spans.samples}
     result = {
         "schema": SCHEMA,
         "kind": "profile",
@@ -168,12 +164,7 @@ def _profile(
         "mode": judged.mode,
         "card": facts,
         "bounds": bounds(measured_ms=medians | {"step": _median(judged.samples)}),
-        "stages": stages,
-        "pass": summary(spans.samples[PASS]) | {"each_step": len(spans.samples[PASS]) // config.samples},
-        "staged": summary(spans.samples[STAGED]),
-        "step": summary(judged.samples) if len(judged.samples) else None,
-        "shares": _shares(spans, runs),
-        "device_ms": {run.mode: _median(spans.device[run.mode]) for run in runs if len(run.samples)},
+        **_times(config, spans, runs),
         "paced": None if paced is None else schedule.summary(paced),
         "modes": {run.mode: _mode(run) for run in runs},
         "attention": _attention(runs, step, fresh()),
@@ -191,6 +182,19 @@ def _profile(
     if paced is None:
         return result, services, ()
     return result, services | {"paced": paced.service_ns.tolist()}, paced.response_ns.tolist()
+
+
+def _times(config: ProfileConfig, spans: Spans, runs: Sequence[Run]) -> Result:
+    """What was timed back to back: the stages of a split step, the whole steps of the first mode, and shares."""
+    judged = runs[0]
+    return {
+        "stages": {name: summary(spans.samples[name]) for name in STAGES if name in spans.samples},
+        "pass": summary(spans.samples[PASS]) | {"each_step": len(spans.samples[PASS]) // config.samples},
+        "staged": summary(spans.samples[STAGED]),
+        "step": summary(judged.samples) if len(judged.samples) else None,
+        "shares": _shares(spans, runs),
+        "device_ms": {run.mode: _median(spans.device[run.mode]) for run in runs if len(run.samples)},
+    }
 
 
 def _choose(config: ProfileConfig, step: ControlStep, batches: Sequence[dict[str, object]]) -> Result | None:

@@ -105,7 +105,7 @@ class ImageTokens(nn.Module):
         Frames become rows: row b, frame f is row b * F + f of each view.
         """
         for name, size in self.cameras.items():
-            _check(name, size if self.frames == 1 else (self.frames, *size), images)
+            check_images(name, size if self.frames == 1 else (self.frames, *size), images)
         if self.frames > 1:
             images = {name: images[name].flatten(0, 1) for name in self.cameras}
         views: dict[str, View] = {}
@@ -132,8 +132,8 @@ class ImageTokens(nn.Module):
         if not self.training or self.jitter == 0.0:
             return images.float().mul_(2.0 / 255.0).sub_(1.0)
         count, strength = images.shape[0] // self.frames, self.jitter
-        contrast, balance = _spread(count, 1, strength, device), _spread(count, 3, strength / 2, device)
-        brightness = _spread(count, 1, strength, device) - 1.0
+        contrast, balance = spread(count, 1, strength, device), spread(count, 3, strength / 2, device)
+        brightness = spread(count, 1, strength, device) - 1.0
         if self.frames > 1:  # a light that flickers between frames would hide what moved
             contrast, balance, brightness = (
                 part.repeat_interleave(self.frames, dim=0) for part in (contrast, balance, brightness)
@@ -142,7 +142,7 @@ class ImageTokens(nn.Module):
         return images.float().mul_(gain).add_(balance * (brightness - contrast))
 
 
-def _spread(count: int, channels: int, strength: float, device: torch.device) -> Tensor:
+def spread(count: int, channels: int, strength: float, device: torch.device) -> Tensor:
     """Draw factors in 1 ± strength, ``[count, 1, 1, channels]``."""
     return 1.0 + strength * (2.0 * torch.rand(count, 1, 1, channels, device=device) - 1.0)
 
@@ -151,7 +151,8 @@ def _rows(grid: Tensor) -> Tensor:
     return grid.permute(0, 2, 3, 1).flatten(1, 2)  # [B, C, h, w] → [B, h w, C]
 
 
-def _check(name: str, size: tuple[int, ...], images: Mapping[str, Tensor]) -> None:
+def check_images(name: str, size: tuple[int, ...], images: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless this camera's images are there, as uint8 ``[B, *size, 3]``."""
     if name not in images:
         raise ValueError(f"camera {name!r} is missing from the batch, which has {sorted(images)}")
     image = images[name]

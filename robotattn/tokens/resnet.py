@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robotattn.tokens.images import _check, _spread
+from robotattn.tokens.images import check_images, spread
 
 if TYPE_CHECKING:
     from jaxtyping import Float, UInt8
@@ -111,7 +111,7 @@ class TrunkTokens(nn.Module):
     def forward(self, images: Mapping[str, UInt8[Tensor, "b h w 3"]]) -> dict[str, Float[Tensor, "b n d"]]:
         """Encode the configured cameras; others are ignored. Raises ValueError for a missing or foreign image."""
         for name, size in self.cameras.items():
-            _check(name, size, images)
+            check_images(name, size, images)
         tokens: dict[str, Tensor] = {}
         for size in dict.fromkeys(self.cameras.values()):
             names = [name for name in self.cameras if self.cameras[name] == size]
@@ -126,8 +126,8 @@ class TrunkTokens(nn.Module):
         images, count, strength = images.to(mean.device), len(images), self.jitter
         if not self.training or strength == 0.0:
             return images.to(torch.float32).mul_(1.0 / (255.0 * scale)).sub_(mean / scale).to(self.project.weight.dtype)
-        contrast, balance = _spread(count, 1, strength, mean.device), _spread(count, 3, strength / 2, mean.device)
-        light = _spread(count, 1, strength, mean.device) - 1.0
+        contrast, balance = spread(count, 1, strength, mean.device), spread(count, 3, strength / 2, mean.device)
+        light = spread(count, 1, strength, mean.device) - 1.0
         offset = 0.5 * (1.0 + balance * (light - contrast)) - mean
         return images.float().mul_(contrast * balance / (255.0 * scale)).add_(offset / scale)
 
