@@ -40,6 +40,11 @@ class PolicyAgent:
         """Forget what was seen in the episode that ran in this row."""
         self._seen.pop(row, None)
 
+    @property
+    def watches(self) -> bool:
+        """Whether the policy reads more frames than that of now."""
+        return self.batcher.frames > 1
+
     def watch(self, row: int, observation: Observation) -> None:
         """Remember what a row sees at this tick; a policy trained on every tick must not be shown every fourth."""
         seen = self._seen.setdefault(row, deque(maxlen=self.batcher.frames))

@@ -1,13 +1,33 @@
-"""The one place where environment, agent, chunk queue and clock meet: recording and evaluation are both this loop."""
+"""The one place where environment, agent, chunk queue and clock meet: recording and evaluation are both this loop.
+
+The world moves on while the agent thinks. A control tick, and within it every physics step of 2 ms at which something
+is due, goes in this order: the world's own events, chunks that have come, observation and inference (one that takes no
+time comes at once), look-up of the command, physics. An episode depends on its seed alone, never on the row it ran in.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from robotattn.control.chunks import ChunkOptions, ChunkQueue
-from robotattn.types import Agent, Episode, Observation, Step, Watcher, tool_pose
+from robotattn.control.clock import PHYSICS_STEP, Clock, Fixed
+from robotattn.types import Agent, Command, Continuer, Episode, Observation, Running, Step, Watcher
+
+Log = Callable[[int, int, str, tuple[int, ...]], None]
+"""Told of every event: the episode's seed, its time (ns), and "observe" or "arrive" with the inference's number, or
+"command" with the chunk's and the action's."""
+NOTHING = Command(np.zeros(0), float("nan"))  # what is sent before the first chunk comes: the robot holds its pose
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the loop knows of time: how long an inference takes."""
+
+    clock: Clock = field(default_factory=Fixed)
+    log: Log | None = None
 
 
 def read_observation(raw: dict[str, Any]) -> Observation:
@@ -24,29 +44,83 @@ def read_observation(raw: dict[str, Any]) -> Observation:
 class _Row:
     """One slot of the batch: an environment, the episode that runs in it, and its chunk queue."""
 
-    def __init__(self, env: gym.Env, options: ChunkOptions) -> None:
-        self.env, self.queue, self.seed = env, ChunkQueue(options), -1
+    def __init__(self, env: gym.Env, options: ChunkOptions, timing: Timing) -> None:
+        self.env: Any = env.unwrapped
+        self.queue, self.timing, self.seed = ChunkQueue(options), timing, -1
 
     def start(self, seed: int, options: dict[str, Any] | None, keep: bool) -> None:
-        raw, self.info = self.env.reset(seed=seed, options=options)
-        self.observation, self.seed, self.keep = read_observation(raw), seed, keep
-        self.instruction, self.steps, self.rows = self.observation.instruction, 0, list[Step]()
+        raw, _ = self.env.reset(seed=seed, options=options)
+        self.seed, self.keep, self.now, self.ticks = seed, keep, 0, 0
+        self._observation: Observation | None = read_observation(raw)
+        self.instruction, self.rows = self._observation.instruction, list[Step]()
+        self.command = NOTHING
+        self.ages, self.latencies, self.phases = list[int](), list[int](), {"cold": 0, "running": 0, "held": 0}
         self.queue.reset()
 
+    @property
+    def observation(self) -> Observation:
+        """What is seen now; looked at once an instant, and only if somebody asks."""
+        if self._observation is None:
+            self._observation = read_observation(self.env.observe())
+        return self._observation
+
+    def arrive(self) -> None:
+        for number in self.queue.arrive(self.now):
+            self._tell("arrive", (number,))
+
+    def send_off(self, plan: Any) -> None:
+        """Start the flight of a plan made from what is seen now."""
+        number = self.queue.inferences
+        latency = self.timing.clock.latency(self.seed, number)
+        self._tell("observe", (number,))
+        self.queue.start(self.now, plan, latency)
+        self.latencies.append(latency)
+        self.arrive()
+
     def tick(self) -> Episode | None:
-        """Send one command; return the episode if that ended it."""
-        command = self.queue.next(tool_pose(self.observation.state.astype(np.float64)))
+        """Live through one control period; return the episode if that ended it."""
+        end = self.now + self.env.substeps * PHYSICS_STEP
+        self._act()
+        self._count()
         if self.keep:
-            self.rows.append(Step(self.observation, command, self.env.unwrapped.labels()))  # type: ignore[attr-defined]
-        raw, _, terminated, truncated, self.info = self.env.step(command.action)
-        self.observation, self.steps = read_observation(raw), self.steps + 1
-        if not (terminated or truncated):
-            return None
-        success = bool(self.info["success"])  # at a tie of success and time limit, success wins
-        reason = "success" if success else str(self.info["reason"])
+            self.rows.append(Step(self.observation, self.command, self.env.labels()))
+        while (until := min(end, self.queue.next_event(self.now) or end)) < end:
+            self._advance(until)
+            self.arrive()
+            self._act()
+        self._advance(end)
+        terminated, truncated, info = self.env.end_tick()
+        self.ticks += 1
+        return self._episode(terminated, truncated, info) if terminated or truncated else None
+
+    def _advance(self, until: int) -> None:
+        self.env.advance((until - self.now) // PHYSICS_STEP)
+        self.now, self._observation = until, None
+
+    def _act(self) -> None:
+        command = self.queue.look_up(self.now, self.env.tool_pose())
+        if command is not None:
+            self.env.send(command.action)
+            self.command = command
+            self._tell("command", self.queue.sent)
+
+    def _count(self) -> None:
+        self.phases[self.queue.phase(self.now)] += 1
+        seen = self.queue.seen()
+        if seen is not None:
+            self.ages.append(self.now - seen)
+
+    def _tell(self, what: str, which: tuple[int, ...]) -> None:
+        if self.timing.log is not None:
+            self.timing.log(self.seed, self.now, what, which)
+
+    def _episode(self, terminated: bool, truncated: bool, info: dict[str, Any]) -> Episode:
+        success = bool(info["success"])  # at a tie of success and time limit, success wins
+        reason = "success" if success else str(info["reason"])
+        timing = {"latencies": self.latencies, "ages": self.ages, "ticks": self.phases}
         return Episode(
-            self.seed, success, reason, self.steps, self.instruction, bool(terminated), bool(truncated),
-            dict(self.info["episode"]), self.rows,
+            self.seed, success, reason, self.ticks, self.instruction, bool(terminated), bool(truncated),
+            dict(info["episode"]), self.rows, timing | {"overtaken": self.queue.overtaken},
         )  # fmt: skip
 
 
@@ -57,6 +131,7 @@ def run_episodes(
     chunks: ChunkOptions | None = None,
     options: dict[str, Any] | None = None,
     keep: Callable[[int], bool] = lambda seed: False,
+    timing: Timing | None = None,
 ) -> Iterator[Episode]:
     """Run one episode a seed, as many at a time as there are environments; yield each as it ends.
 
@@ -64,19 +139,13 @@ def run_episodes(
     whether the episode's rows (observation, command, labels) are kept: recording and videos need them.
     """
     waiting = list(reversed(seeds))
-    rows = [_Row(env, chunks or ChunkOptions()) for env in envs[: len(waiting)]]
+    chunks = chunks or ChunkOptions()
+    rows = [_Row(env, chunks, timing or Timing()) for env in envs[: len(waiting)]]
     running: dict[int, _Row] = {}
     for index, row in enumerate(rows):
         running[index] = _begin(row, index, waiting.pop(), agent, options, keep)
     while running:
-        if isinstance(agent, Watcher):
-            for index, row in running.items():
-                agent.watch(index, row.observation)
-        due = [index for index, row in running.items() if row.queue.needs_plan]
-        if due:
-            plans = agent.plan(due, [running[index].observation for index in due])
-            for index, plan in zip(due, plans, strict=True):
-                running[index].queue.put(plan)
+        _think(running, agent, chunks.kind == "real-time")
         for index, row in list(running.items()):
             episode = row.tick()
             if episode is None:
@@ -86,6 +155,26 @@ def run_episodes(
             else:
                 del running[index]
             yield episode
+
+
+def _think(running: dict[int, _Row], agent: Agent, carry_on: bool) -> None:
+    """Let chunks come, then plan for all rows that are due, together: they take their times apart."""
+    for index, row in running.items():
+        row.arrive()
+        if isinstance(agent, Watcher) and agent.watches:
+            agent.watch(index, row.observation)
+    due = [index for index, row in running.items() if row.queue.due(row.now)]
+    if not due:
+        return
+    seen = [running[index].observation for index in due]
+    if carry_on:
+        assert isinstance(agent, Continuer)
+        ahead: list[Running | None] = [running[index].queue.running(running[index].now) for index in due]
+        plans = agent.plan_from(due, seen, ahead)
+    else:
+        plans = agent.plan(due, seen)
+    for index, plan in zip(due, plans, strict=True):
+        running[index].send_off(plan)
 
 
 def _begin(

@@ -43,7 +43,8 @@ class Observation:
 
     images: camera name → uint8 ``[height, width, 3]``, RGB. state: float32 ``[13]``, see `STATE`. instruction: text,
     may be empty. objects: float32 ``[6, 10]`` (x, y, z, yaw, colour one-hot; absent slots all zero) or None when object
-    tokens were not asked for. time: seconds since reset.
+    tokens were not asked for. time: seconds since reset. stamps: when each sensor looked (s), where sensors have rates
+    of their own: "state", "objects" and the cameras' names; empty where all look at `time`.
     """
 
     images: Mapping[str, np.ndarray]
@@ -51,6 +52,7 @@ class Observation:
     instruction: str
     objects: np.ndarray | None
     time: float
+    stamps: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,28 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Command:
-    """What is sent to the environment at one tick.
+class Running:
+    """What the robot will do while a new plan is computed.
 
-    action: ``[A]`` in the environment's action space (tool mode: relative to the tool pose *now*). age: ticks since
+    targets: absolute ``[m, A]``, m from 0 to H (tool mode: x, y, z, yaw, gripper in the world frame); row k belongs to
+    the observation's time + k * period (s). frozen: rows that will have run before the plan is there, an estimate.
+    """
+
+    targets: np.ndarray
+    period: float
+    frozen: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is sent to the environment at one instant.
+
+    action: ``[A]`` in the environment's action space (tool mode: relative to the tool pose *now*). age: seconds since
     the observation it was planned from. expert: the teacher's absolute target ``[A]`` for this tick, or None.
     """
 
     action: np.ndarray
-    age: int
+    age: float
     expert: np.ndarray | None = None
 
 
@@ -95,7 +110,8 @@ class Step:
 class Episode:
     """What came of one episode. reason: 'success', 'time_limit', or why it was cut short.
 
-    terminated: the task ended it; truncated: the clock did. info: what the environment says of the episode.
+    terminated: the task ended it; truncated: the clock did. info: what the environment says of the episode. timing:
+    what the control loop says of it, see `robotattn.loop`.
     """
 
     seed: int
@@ -107,6 +123,7 @@ class Episode:
     truncated: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
     rows: Sequence[Step] = ()
+    timing: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Agent(Protocol):
@@ -123,5 +140,19 @@ class Agent(Protocol):
 class Watcher(Protocol):
     """An agent that is to see every control tick and not only those that it plans from: it has a history of frames."""
 
+    @property
+    def watches(self) -> bool:
+        """Whether it does: what nobody looks at is not rendered."""
+
     def watch(self, row: int, observation: Observation) -> None:
         """Take note of what a row sees at this tick; called before `plan`, which may be given the same observation."""
+
+
+@runtime_checkable
+class Continuer(Protocol):
+    """An agent that can plan on from what is running."""
+
+    def plan_from(
+        self, rows: Sequence[int], observations: Sequence[Observation], running: Sequence[Running | None]
+    ) -> list[Plan]:
+        """Return one plan for each row, which goes on from what runs there; None: nothing does."""

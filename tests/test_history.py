@@ -97,10 +97,23 @@ class Replay(gym.Env):
         self.content, self.t = self.written[seed][0], 0
         return self._see(), self._info()
 
-    def step(self, action):
+    substeps = 50  # a control period of 100 ms
+
+    def tool_pose(self):
+        return np.zeros(4)
+
+    def send(self, action):
+        """Nothing that is done changes what was recorded."""
+
+    def advance(self, steps):
+        """Time goes by ticks here."""
+
+    def end_tick(self):
         self.t += 1
-        over = self.t == len(self.content["observations/state"]) - 1
-        return self._see(), 0.0, False, over, self._info()
+        return False, self.t == len(self.content["observations/state"]) - 1, self._info()
+
+    def observe(self):
+        return self._see()
 
     def labels(self):
         return {}

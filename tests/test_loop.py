@@ -34,11 +34,25 @@ class Counter(gym.Env):
         self.value = float(np.random.default_rng(seed).uniform(1, 14))  # from 12 on it cannot be done in time
         return self._see(), self._info()
 
-    def step(self, action):
+    substeps = 50  # a control period of 100 ms
+
+    def tool_pose(self) -> np.ndarray:
+        return np.zeros(4)
+
+    def send(self, action) -> None:
+        self.action = float(np.clip(action[0], -1, 1))
+
+    def advance(self, steps: int) -> None:
+        """What was sent acts by the end of the tick."""
+
+    def end_tick(self):
         self.steps, self.tick = self.steps + 1, self.tick + 1
-        self.value -= float(np.clip(action[0], -1, 1))
+        self.value -= self.action
         success = abs(self.value) < 0.05
-        return self._see(), 0.0, success, self.tick >= LIMIT, self._info(success)
+        return success, self.tick >= LIMIT, self._info(success)
+
+    def observe(self) -> dict[str, Any]:
+        return self._see()
 
     def labels(self) -> dict[str, Any]:
         return {"value": self.value}
