@@ -7,7 +7,7 @@ error. Exit codes: 0 done, 1 failed, 2 the request cannot be carried out as it s
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,8 +102,24 @@ def evaluate(arguments: list[str]) -> int:
         (name, f"{r['rate']:.1%}", f"{r['low']:.1%} to {r['high']:.1%}", r["episodes"]) for name, r in rates.items()
     ]
     warn(result["warnings"])
+    late = result["timing"]
+    if late["latency_ms"] is not None and late["latency_ms"]["max"] > 0:
+        table("how late", how_late(late), ("", "n", "mean", "p50", "p95", "p99", "max"))
     short = {"file": str(result_path(config)), **result["success"], **sooner, "reasons": result["reasons"]}
+    short["timing"] = late
     return finish("evaluate", short, rows, ("", "success", "95 % interval", "episodes"))
+
+
+def how_late(timing: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """The rows of a table: latencies and ages (ms), and the shares of inferences and ticks that were late."""
+    rows: list[tuple[Any, ...]] = []
+    for title, key in (("latency (ms)", "latency_ms"), ("age of a command's observation (ms)", "age_ms")):
+        if timing[key] is not None:
+            rows.append((title, *(timing[key][name] for name in ("n", "mean", "p50", "p95", "p99", "max"))))
+    rows.append(("inferences longer than a tick", timing["inferences"], f"{timing['miss_rate']:.1%}", *[""] * 4))
+    for phase, what in (("held", "ticks with no action left"), ("cold", "ticks before the first chunk")):
+        rows.append((what, timing["ticks"], f"{timing[phase]:.1%}", *[""] * 4))
+    return rows
 
 
 def profile(arguments: list[str]) -> int:

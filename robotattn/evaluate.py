@@ -8,23 +8,24 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import tyro
 
 from robotattn import checkpoint
 from robotattn.config import UsageError, from_dict, to_dict
-from robotattn.control.chunks import ChunkOptions
 from robotattn.data.workers import run_tasks
 from robotattn.envs import CameraConfig, EnvConfig
 from robotattn.rollouts import Block, Job, opened
 from robotattn.seeds import stream
 from robotattn.statistics import wilson
+from robotattn.timing import TimingConfig, short, summary
 from robotattn.types import MAX_OBJECTS
 
 SCHEMA = 1
@@ -75,6 +76,8 @@ class EvaluateConfig:
     """Temporal ensembling: weight exp(-m i) for the i-th oldest prediction; needs execute = 1."""
     hz: int | None = None
     """Control rate (Hz)."""
+    timing: Annotated[TimingConfig, tyro.conf.arg(name="")] = field(default_factory=TimingConfig)
+    """What takes time, and how the loop deals with it."""
     videos: int = 0
     """Episodes filmed, the first ones."""
     out: Path | None = None
@@ -94,8 +97,7 @@ class EvaluateConfig:
             raise ValueError(f"objects: {self.objects}, allowed is {1 + self.other} to {MAX_OBJECTS}")
         if self.deadline <= 0:
             raise ValueError(f"deadline: {self.deadline} s is not above 0")
-        if self.ensemble is not None and self.execute != 1:
-            raise ValueError(f"ensemble: needs execute = 1, not {self.execute}")
+        self.timing.chunks(self.execute, self.ensemble)  # raises for options that contradict each other
 
 
 OVERRIDES = ("task", "yaw", "light", "colour_jitter", "camera_jitter", "texture", "language", "phrases", "hz")
@@ -107,6 +109,7 @@ def evaluate(config: EvaluateConfig, progress: Progress | None = None) -> dict[s
     Raises UsageError for what cannot be run, WorkerError naming a worker that failed.
     """
     source = _source(config)
+    config.timing.clock()  # a trace that cannot be read is named before anything is built
     env, out = _environment(config, source), result_path(config)
     blocks = _run(_job(config, env, out), config, progress)
     result = _result(config, env, source, blocks)
@@ -163,7 +166,8 @@ def _job(config: EvaluateConfig, env: EnvConfig, out: Path) -> Job:
         device=config.device,
         batch=config.batch,
         block=max(config.batch, -(-config.episodes // (BLOCKS * config.workers))),
-        chunks=ChunkOptions(config.execute, config.ensemble),
+        chunks=config.timing.chunks(config.execute, config.ensemble),
+        timing=config.timing,
         options=options | ({"other": True} if config.other else {}),
         videos=config.videos,
         folder=out.with_name(f"{out.stem}_videos"),
@@ -196,7 +200,7 @@ def _result(config: EvaluateConfig, env: EnvConfig, source: _Source, blocks: Seq
         "warnings": _warnings(config, source, machine),
         **summarise(rows, env.hz),
         "videos": films,
-        "rows": rows,
+        "rows": [row | {"timing": short(row["timing"])} for row in rows],
     }
 
 
@@ -220,6 +224,7 @@ def summarise(rows: Sequence[dict[str, Any]], hz: float) -> dict[str, Any]:
         "failures": dict(sorted(Counter(row["failure"] for row in rows if not row["success"]).items())),
         "steps_to_success": _steps(steps, hz) if steps else None,
         "by": {key: _breakdown(rows, key) for key in ("objects", "colour", "language")},
+        **({"timing": summary([row["timing"] for row in rows])} if all("timing" in row for row in rows) else {}),
     }
 
 

@@ -5,6 +5,7 @@ is due, goes in this order: the world's own events, chunks that have come, obser
 time comes at once), look-up of the command, physics. An episode depends on its seed alone, never on the row it ran in.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,7 @@ class _Row:
         self._observation: Observation | None = read_observation(raw)
         self.instruction, self.rows = self._observation.instruction, list[Step]()
         self.command = NOTHING
-        self.ages, self.latencies, self.phases = list[int](), list[int](), {"cold": 0, "running": 0, "held": 0}
+        self.ages, self.latencies, self.phases = Counter[int](), list[int](), {"cold": 0, "running": 0, "held": 0}
         self.queue.reset()
 
     @property
@@ -81,7 +82,7 @@ class _Row:
         """Live through one control period; return the episode if that ended it."""
         end = self.now + self.env.substeps * PHYSICS_STEP
         self._act()
-        self._count()
+        self.phases[self.queue.phase(self.now)] += 1
         if self.keep:
             self.rows.append(Step(self.observation, self.command, self.env.labels()))
         while (until := min(end, self.queue.next_event(self.now) or end)) < end:
@@ -94,6 +95,9 @@ class _Row:
         return self._episode(terminated, truncated, info) if terminated or truncated else None
 
     def _advance(self, until: int) -> None:
+        seen = self.queue.seen()
+        if seen is not None:
+            self.ages.update(range(self.now - seen, until - seen, PHYSICS_STEP))
         self.env.advance((until - self.now) // PHYSICS_STEP)
         self.now, self._observation = until, None
 
@@ -103,12 +107,6 @@ class _Row:
             self.env.send(command.action)
             self.command = command
             self._tell("command", self.queue.sent)
-
-    def _count(self) -> None:
-        self.phases[self.queue.phase(self.now)] += 1
-        seen = self.queue.seen()
-        if seen is not None:
-            self.ages.append(self.now - seen)
 
     def _tell(self, what: str, which: tuple[int, ...]) -> None:
         if self.timing.log is not None:

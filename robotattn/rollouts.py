@@ -20,6 +20,7 @@ from robotattn.envs.cameras import gl_renderer
 from robotattn.envs.experts import EXPERTS
 from robotattn.latency.inputs import Batcher
 from robotattn.loop import read_observation, run_episodes
+from robotattn.timing import TimingConfig, of_row
 from robotattn.types import Agent, Episode
 
 STORY = ("time", "tries", "speed", "direction", "first_reversal", "second_reversal", "disturbed", "jump", "jumped_at")
@@ -40,6 +41,7 @@ class Job:
     block: int = 8
     """Episodes given to a worker at once."""
     chunks: ChunkOptions = field(default_factory=ChunkOptions)
+    timing: TimingConfig = field(default_factory=TimingConfig)
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of each reset."""
     videos: int = 0
@@ -74,9 +76,11 @@ def run_block(job: Job, envs: Sequence[gym.Env], agent: Agent, first: int) -> Bl
     index_of = {seed: first + place for place, seed in enumerate(job.seeds[first : first + job.block])}
     block = Block([], [], {})
     filmed = {seed for seed, index in index_of.items() if index < job.videos}
-    for episode in run_episodes(envs, agent, list(index_of), job.chunks, dict(job.options), filmed.__contains__):
+    period = round(1e9 / job.env.hz)
+    timing, options, seeds = job.timing.timing(), dict(job.options), list(index_of)
+    for episode in run_episodes(envs, agent, seeds, job.chunks, options, filmed.__contains__, timing):
         index = index_of[episode.seed]
-        block.rows.append(row(index, episode))
+        block.rows.append(row(index, episode) | {"timing": of_row(episode.timing, period)})
         if episode.seed in filmed:
             block.films.append(film(job.folder, index, episode, job.env.hz))
     block.machine.update(machine(job.device))

@@ -111,7 +111,9 @@ class Episode:
     """What came of one episode. reason: 'success', 'time_limit', or why it was cut short.
 
     terminated: the task ended it; truncated: the clock did. info: what the environment says of the episode. timing:
-    what the control loop says of it, see `robotattn.loop`.
+    what the control loop says of it: ``latencies`` (ns, one an inference), ``ages`` (ns → physics steps at which the
+    command in force was planned from an observation so old), ``ticks`` with an action to run, with none left (held) and
+    before the first chunk (cold), ``overtaken`` chunks that came after one that had seen more.
     """
 
     seed: int

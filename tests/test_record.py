@@ -32,9 +32,23 @@ class Counter(gym.Env):
         self.seed, self.count = seed, 0
         return self._see(), self._info()
 
-    def step(self, action):
+    substeps = 50  # a control period of 100 ms
+
+    def tool_pose(self):
+        return np.zeros(4)
+
+    def send(self, action):
+        """Any action counts."""
+
+    def advance(self, steps):
+        """It counts ticks, not steps."""
+
+    def end_tick(self):
         self.count += 1
-        return self._see(), 0.0, self.count == 5 and self.good(self.seed), self.count == 5, self._info()
+        return self.count == 5 and self.good(self.seed), self.count == 5, self._info()
+
+    def observe(self):
+        return self._see()
 
     def labels(self):
         return {

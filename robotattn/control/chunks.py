@@ -63,7 +63,9 @@ class ChunkOptions:
         if not 0 < self.threshold <= 1:
             raise ValueError(f"threshold: {self.threshold}, allowed is above 0 and up to 1")
         if self.in_flight < 1 or (self.in_flight > 1 and self.kind in ("hold", "continue", "queue")):
-            raise ValueError(f"in_flight: {self.in_flight}, allowed with {self.kind} is {'1' if self.in_flight > 1 else '1 or more'}")
+            raise ValueError(
+                f"in_flight: {self.in_flight}, allowed with {self.kind} is {'1' if self.in_flight > 1 else '1 or more'}"
+            )
 
     @property
     def kind(self) -> Handling:

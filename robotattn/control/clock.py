@@ -53,7 +53,9 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         if not 0 < self.median <= self.p99:
-            raise ValueError(f"latency: median {self.median} ns, 99th percentile {self.p99} ns; allowed 0 < median <= it")
+            raise ValueError(
+                f"latency: median {self.median} ns, 99th percentile {self.p99} ns; allowed 0 < median <= it"
+            )
 
     def latency(self, seed: int, index: int) -> int:
         sigma = math.log(self.p99 / self.median) / NormalDist().inv_cdf(0.99)

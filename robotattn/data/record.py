@@ -190,32 +190,24 @@ def _summary(
 # ------------------------------------------------------------------------------------ inside a worker
 
 
-class _LastObservation(gym.Wrapper):
-    """Remembers what was seen after the last step: the loop hands out only what was seen before each command."""
-
-    def step(self, action: Any) -> Any:
-        result = self.env.step(action)
-        self.final_state = np.array(result[0]["state"])
-        return result
-
-
 @contextmanager
 def opened(config: RecordConfig, world: World) -> Iterator[Callable[[int], store.Line]]:
     """Open the world; give the function that records episode i, writes its file and returns its manifest line."""
     env, agent = world(config)
     try:
-        yield partial(_record_episode, config, _LastObservation(env), agent)
+        yield partial(_record_episode, config, env, agent)
     finally:
         env.close()
 
 
-def _record_episode(config: RecordConfig, env: _LastObservation, agent: Agent, index: int) -> store.Line:
+def _record_episode(config: RecordConfig, env: gym.Env, agent: Agent, index: int) -> store.Line:
     """Try seed after seed until the expert succeeds, and write that episode."""
     for attempt in range(ATTEMPTS):
         seed = attempt_seed(config.seed, index, attempt)
         (episode,) = run_episodes([env], agent, [seed], keep=lambda seed: True)
         if episode.success:
-            columns = columns_of(episode, config.env.action_mode, env.final_state)
+            last: Any = env.unwrapped  # where the episode ended: its rows are what was seen before commands
+            columns = columns_of(episode, config.env.action_mode, last.observe()["state"])
             if config.env.task == "pick_up":  # nothing moves by itself; its files keep the bytes they always had
                 columns.pop("labels/velocity", None)
             return store.write_episode(config.out, index, columns, _attributes(config, episode, attempt + 1))
