@@ -170,7 +170,7 @@ def read_windows(
     )
     if windows.skipped:
         log.warning("%d damaged episodes are left out, the first: %s", len(windows.skipped), windows.skipped[0])
-    if windows.empty:
+    if windows.empty > 0.1:
         log.warning("%.0f %% of the windows have no target left inside their episode", 100 * windows.empty)
     for name, size in policy.cameras.items():
         if (found := windows.frames[IMAGES + name].shape[1:3]) != tuple(size):
@@ -218,6 +218,6 @@ def _check_same_delay(config: TrainConfig, delay: trained_delay.TrainedDelay | N
     was, now = state.get("latency"), None if delay is None else delay.identity
     if state and was != now:
         raise UsageError(
-            f"{config.out}: cannot resume with another latency_trace: the run was started with {was or 'none'} (sha256), "
+            f"{config.out}: cannot resume with another latency_trace: the run was started with sha256 {was or 'none'}, "
             f"latency_trace={config.latency_trace} has {now or 'none'}"
         )
