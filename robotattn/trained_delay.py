@@ -7,10 +7,12 @@ from statistics import median
 from typing import Any
 
 from robotattn.config import UsageError
+from robotattn.control.chunks import Handling
 from robotattn.control.clock import Clock, Replay, parse
 from robotattn.latency import trace
 
-FROM_ARRIVAL = ("hold", "naive")  # handlings that start a chunk at its action 0 when it arrives: what is trained for
+FROM_ARRIVAL: tuple[Handling, ...] = ("hold", "naive")
+"""Handlings that start a chunk at its action 0 when it arrives: what such a training is for."""
 DRAWS = 1000  # of a clock, to say what its latencies are like
 
 
@@ -55,10 +57,10 @@ def _about(latency: str, sha256: str | None, device: str | None, middle: float) 
     return {"latency": latency, "sha256": sha256, "device": device, "unit": trace.UNIT, "median": round(middle)}
 
 
-def mismatches(fingerprint: Mapping[str, Any], handling: str, delayed: bool) -> list[str]:
+def mismatches(fingerprint: Mapping[str, Any], handling: Handling, delayed: bool) -> list[str]:
     """Say where an evaluation is not what a checkpoint was trained for; empty if it is, or was trained without a delay.
 
-    handling: the word of `ChunkOptions`. delayed: whether chunks arrive later than their observations.
+    handling: `ChunkOptions.kind`. delayed: whether chunks arrive later than their observations.
     """
     about = fingerprint.get("training", {}).get("latency")
     if about is None:
