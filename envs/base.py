@@ -35,6 +35,7 @@ action can arrive, or a sensor look, in the middle of a control tick; physics do
 
 import copy
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -290,9 +291,9 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
         """Tool pose now, ``[4]``."""
         return sensors.tool_pose(self.data, self.index)
 
-    def observe(self) -> dict[str, Any]:
-        """What is seen at this instant, also in the middle of a tick; its `time` is exact."""
-        return sensors.observe(self)
+    def observe(self, only: Collection[str] | None = None) -> dict[str, Any]:
+        """What is seen at this instant, also in the middle of a tick; its `time` is exact. only: some of the sensors."""
+        return sensors.observe(self, only)
 
     def labels(self) -> dict[str, Any]:
         """Privileged labels for training: object poses, velocities, colours, pixels; never seen by a policy."""

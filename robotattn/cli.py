@@ -113,9 +113,11 @@ def evaluate(arguments: list[str]) -> int:
 def how_late(timing: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """The rows of a table: latencies and ages (ms), and the shares of inferences and ticks that were late."""
     rows: list[tuple[Any, ...]] = []
-    for title, key in (("latency (ms)", "latency_ms"), ("age of a command's observation (ms)", "age_ms")):
-        if timing[key] is not None:
-            rows.append((title, *(timing[key][name] for name in ("n", "mean", "p50", "p95", "p99", "max"))))
+    counted = {"latency (ms)": timing["latency_ms"], "age of a command's observation (ms)": timing["age_ms"]}
+    counted |= {f"age of what {name} saw (ms)": found for name, found in timing["sensor_age_ms"].items()}
+    for title, found in counted.items():
+        if found is not None:
+            rows.append((title, *(found[name] for name in ("n", "mean", "p50", "p95", "p99", "max"))))
     rows.append(("inferences longer than a tick", timing["inferences"], f"{timing['miss_rate']:.1%}", *[""] * 4))
     for phase, what in (("held", "ticks with no action left"), ("cold", "ticks before the first chunk")):
         rows.append((what, timing["ticks"], f"{timing[phase]:.1%}", *[""] * 4))

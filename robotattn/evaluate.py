@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from robotattn import checkpoint
+from robotattn import checkpoint, trained_delay
 from robotattn.config import UsageError, from_dict, to_dict
 from robotattn.data.workers import run_tasks
 from robotattn.envs import CameraConfig, EnvConfig
@@ -209,8 +209,11 @@ def _warnings(config: EvaluateConfig, source: _Source, machine: dict[str, Any]) 
         return []
     drawn = {} if machine["renderer"] == "not used" else {"renderer": machine["renderer"]}
     found = checkpoint.differences(source.fingerprint, **drawn)
+    timing, handling = config.timing, config.timing.chunks(config.execute, config.ensemble).kind
+    delayed = timing.latency is not None or timing.latency_trace is not None
+    found += trained_delay.mismatches(source.fingerprint, handling, delayed)
     if config.hz not in (None, source.env.hz):
-        found.append(f"hz: evaluated at {config.hz} Hz, but the policy's chunks are for {source.env.hz} Hz")
+        found.append(f"hz: evaluated at {config.hz} Hz, but the policy's actions are {1 / source.env.hz:g} s apart")
     return found
 
 

@@ -1,8 +1,9 @@
 """The one place where environment, agent, chunk queue and clock meet: recording and evaluation are both this loop.
 
 The world moves on while the agent thinks. A control tick, and within it every physics step of 2 ms at which something
-is due, goes in this order: the world's own events, chunks that have come, observation and inference (one that takes no
-time comes at once), look-up of the command, physics. An episode depends on its seed alone, never on the row it ran in.
+is due, goes in this order: the world's own events, captures of sensors with a rate of their own, chunks that have come,
+observation and inference (one that takes no time comes at once), look-up of the command, physics. An episode depends on
+its seed alone, never on the row it ran in.
 """
 
 from collections import Counter
@@ -15,6 +16,8 @@ import numpy as np
 
 from robotattn.control.chunks import ChunkOptions, ChunkQueue
 from robotattn.control.clock import PHYSICS_STEP, Clock, Fixed
+from robotattn.control.sensors import AgeOfInformation, SensorRates
+from robotattn.sight import Sight
 from robotattn.types import Agent, Command, Continuer, Episode, Observation, Running, Step, Watcher
 
 Log = Callable[[int, int, str, tuple[int, ...]], None]
@@ -25,21 +28,11 @@ NOTHING = Command(np.zeros(0), float("nan"))  # what is sent before the first ch
 
 @dataclass(frozen=True)
 class Timing:
-    """What the loop knows of time: how long an inference takes."""
+    """What the loop knows of time: how long an inference takes, and when sensors look."""
 
     clock: Clock = field(default_factory=Fixed)
+    sensors: SensorRates = field(default_factory=SensorRates)
     log: Log | None = None
-
-
-def read_observation(raw: dict[str, Any]) -> Observation:
-    """An environment's dictionary as an `Observation`."""
-    return Observation(
-        images=raw.get("images", {}),
-        state=raw["state"],
-        instruction=raw["instruction"],
-        objects=raw.get("objects"),
-        time=float(raw["time"][0]),
-    )
 
 
 class _Row:
@@ -47,25 +40,26 @@ class _Row:
 
     def __init__(self, env: gym.Env, options: ChunkOptions, timing: Timing) -> None:
         self.env: Any = env.unwrapped
-        self.queue, self.timing, self.seed = ChunkQueue(options), timing, -1
+        self.queue, self.sight, self.timing = ChunkQueue(options), Sight(self.env, timing.sensors), timing
 
     def start(self, seed: int, options: dict[str, Any] | None, keep: bool) -> None:
         raw, _ = self.env.reset(seed=seed, options=options)
         self.seed, self.keep, self.now, self.ticks = seed, keep, 0, 0
-        self._observation: Observation | None = read_observation(raw)
-        self.instruction, self.rows = self._observation.instruction, list[Step]()
+        self.sight.reset(seed, raw)
+        self.instruction, self.rows = raw["instruction"], list[Step]()
         self.command = NOTHING
         self.ages, self.latencies, self.phases = Counter[int](), list[int](), {"cold": 0, "running": 0, "held": 0}
+        self.stamps, self.information = dict[int, dict[str, int]](), AgeOfInformation()
         self.queue.reset()
 
     @property
     def observation(self) -> Observation:
-        """What is seen now; looked at once an instant, and only if somebody asks."""
-        if self._observation is None:
-            self._observation = read_observation(self.env.observe())
-        return self._observation
+        """What is known now; looked at once an instant, and only if somebody asks."""
+        return self.sight.look(self.now)
 
     def arrive(self) -> None:
+        """Let come what is due now: captures of sensors, and chunks."""
+        self.sight.capture(self.now)
         for number in self.queue.arrive(self.now):
             self._tell("arrive", (number,))
 
@@ -76,6 +70,7 @@ class _Row:
         self._tell("observe", (number,))
         self.queue.start(self.now, plan, latency)
         self.latencies.append(latency)
+        self.stamps[number] = {name: round(stamp * 1e9) for name, stamp in self.observation.stamps.items()}
         self.arrive()
 
     def tick(self) -> Episode | None:
@@ -85,7 +80,7 @@ class _Row:
         self.phases[self.queue.phase(self.now)] += 1
         if self.keep:
             self.rows.append(Step(self.observation, self.command, self.env.labels()))
-        while (until := min(end, self.queue.next_event(self.now) or end)) < end:
+        while (until := self._next(end)) < end:
             self._advance(until)
             self.arrive()
             self._act()
@@ -94,18 +89,23 @@ class _Row:
         self.ticks += 1
         return self._episode(terminated, truncated, info) if terminated or truncated else None
 
+    def _next(self, end: int) -> int:
+        """When something is due again, `end` at the latest."""
+        return min(end, self.queue.next_event(self.now) or end, self.sight.next_after(self.now) or end)
+
     def _advance(self, until: int) -> None:
         seen = self.queue.seen()
         if seen is not None:
             self.ages.update(range(self.now - seen, until - seen, PHYSICS_STEP))
         self.env.advance((until - self.now) // PHYSICS_STEP)
-        self.now, self._observation = until, None
+        self.now = until
 
     def _act(self) -> None:
         command = self.queue.look_up(self.now, self.env.tool_pose())
         if command is not None:
             self.env.send(command.action)
             self.command = command
+            self.information.add(self.now, self.stamps[self.queue.sent[0]])
             self._tell("command", self.queue.sent)
 
     def _tell(self, what: str, which: tuple[int, ...]) -> None:
@@ -116,6 +116,7 @@ class _Row:
         success = bool(info["success"])  # at a tie of success and time limit, success wins
         reason = "success" if success else str(info["reason"])
         timing = {"latencies": self.latencies, "ages": self.ages, "ticks": self.phases}
+        timing |= {"information": self.information.ages}
         return Episode(
             self.seed, success, reason, self.ticks, self.instruction, bool(terminated), bool(truncated),
             dict(info["episode"]), self.rows, timing | {"overtaken": self.queue.overtaken},

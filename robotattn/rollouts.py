@@ -19,7 +19,8 @@ from robotattn.envs import EnvConfig, make_env
 from robotattn.envs.cameras import gl_renderer
 from robotattn.envs.experts import EXPERTS
 from robotattn.latency.inputs import Batcher
-from robotattn.loop import read_observation, run_episodes
+from robotattn.loop import run_episodes
+from robotattn.sight import read_observation
 from robotattn.timing import TimingConfig, of_row
 from robotattn.types import Agent, Episode
 

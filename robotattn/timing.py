@@ -7,14 +7,16 @@ force was planned from, read at every physics step from the first chunk's arriva
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import tyro
 
 from robotattn.control.chunks import ChunkOptions, Handling
 from robotattn.control.clock import Clock, Fixed, Replay, parse
+from robotattn.control.sensors import SensorRates
 from robotattn.latency import trace
 from robotattn.loop import Timing
 
@@ -36,6 +38,8 @@ class TimingConfig:
     """late = queue: ask again when this share of the chunk is left."""
     in_flight: int = 1
     """Inferences that may run at the same time."""
+    sensors: Annotated[SensorRates, tyro.conf.arg(name="")] = field(default_factory=SensorRates)
+    """Sensors at rates of their own."""
 
     def __post_init__(self) -> None:
         if self.latency is not None and self.latency_trace is not None:
@@ -49,7 +53,7 @@ class TimingConfig:
 
     def timing(self) -> Timing:
         """What the loop is to know of time; UsageError for a trace that cannot be read."""
-        return Timing(self.clock())
+        return Timing(self.clock(), self.sensors)
 
     def clock(self) -> Clock:
         if self.latency_trace is not None:
@@ -65,6 +69,7 @@ def of_row(timing: Mapping[str, Any], period: int) -> dict[str, Any]:
         "missed": sum(count for latency, count in latencies.items() if latency > period),
         "latencies": {latency / 1e6: count for latency, count in sorted(latencies.items())},
         "ages": {age / 1e6: count for age, count in sorted(timing["ages"].items())},
+        "information": {name: Counter(age / 1e6 for age in ages) for name, ages in timing["information"].items()},
         "overtaken": timing["overtaken"],
         **timing["ticks"],
     }
@@ -72,10 +77,12 @@ def of_row(timing: Mapping[str, Any], period: int) -> dict[str, Any]:
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All episodes' `of_row` in one: shares, and percentiles of what was counted."""
-    latencies, ages = Counter[float](), Counter[float]()
+    latencies, ages, sensors = Counter[float](), Counter[float](), dict[str, Counter[float]]()
     for row in rows:
         latencies.update(row["latencies"])
         ages.update(row["ages"])
+        for name, counted in row["information"].items():
+            sensors.setdefault(name, Counter()).update(counted)
     ticks = {phase: sum(row[phase] for row in rows) for phase in ("cold", "running", "held")}
     inferences, every = sum(row["inferences"] for row in rows), sum(ticks.values())
     return {
@@ -84,6 +91,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "miss_rate": sum(row["missed"] for row in rows) / max(1, inferences),
         "latency_ms": distribution(latencies),
         "age_ms": distribution(ages),
+        "sensor_age_ms": {name: distribution(counted) for name, counted in sorted(sensors.items())},
         "ticks": every,
         "held": ticks["held"] / max(1, every),
         "cold": ticks["cold"] / max(1, every),
@@ -93,7 +101,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def short(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of `of_row` for a result file: mean and largest instead of what was counted."""
-    kept = {name: value for name, value in row.items() if name not in ("latencies", "ages")}
+    kept = {name: value for name, value in row.items() if name not in ("latencies", "ages", "information")}
     for name, key in (("latency_ms", "latencies"), ("age_ms", "ages")):
         if (found := distribution(row[key])) is not None:
             kept |= {f"{name}_mean": found["mean"], f"{name}_max": found["max"]}
