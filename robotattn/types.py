@@ -70,6 +70,20 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Running:
+    """What the robot will do while a plan is computed.
+
+    targets: ``[m, A]``, absolute (tool mode: world tool pose x y z yaw and gripper; joint mode: joints and gripper);
+    row k belongs to the observation's time + k * period; m may be 0 to H. period: seconds between rows. frozen: rows
+    that will have run before the plan is ready, an estimate, 0 to m.
+    """
+
+    targets: np.ndarray
+    period: float
+    frozen: int
+
+
+@dataclass(frozen=True)
 class Command:
     """What is sent to the environment at one tick.
 
@@ -125,3 +139,13 @@ class Watcher(Protocol):
 
     def watch(self, row: int, observation: Observation) -> None:
         """Take note of what a row sees at this tick; called before `plan`, which may be given the same observation."""
+
+
+@runtime_checkable
+class Continuer(Protocol):
+    """An agent that can plan on from what is running."""
+
+    def plan_from(
+        self, rows: Sequence[int], observations: Sequence[Observation], running: Sequence[Running | None]
+    ) -> list[Plan]:
+        """Return one plan for each row, whose first actions go on from those that run (None: nothing does)."""
