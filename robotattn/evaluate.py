@@ -22,6 +22,7 @@ from robotattn import checkpoint, trained_delay
 from robotattn.config import UsageError, from_dict, to_dict
 from robotattn.data.workers import run_tasks
 from robotattn.envs import CameraConfig, EnvConfig
+from robotattn.policies.base import CANNOT_CONTINUE
 from robotattn.rollouts import Block, Job, opened
 from robotattn.seeds import stream
 from robotattn.statistics import wilson
@@ -88,6 +89,8 @@ class EvaluateConfig:
     """A worker that takes longer to start, or for a block of episodes, is given up and named (s)."""
 
     def __post_init__(self) -> None:
+        if self.agent != "policy" and self.timing.late == "real-time":
+            raise ValueError(f"late: real-time, allowed with {self.agent} is another: it does not plan on from anything")
         if self.agent == "policy" and self.checkpoint is None:
             raise ValueError("checkpoint: missing; name a checkpoint folder, or a baseline with agent")
         for name, least in (("episodes", 1), ("batch", 1), ("workers", 1), ("execute", 1), ("videos", 0), ("seed", 0)):
@@ -131,6 +134,8 @@ def _source(config: EvaluateConfig) -> _Source:
     loaded = checkpoint.load(config.checkpoint)
     if config.agent == "policy" and config.execute > loaded.config.chunk:
         raise UsageError(f"execute: {config.execute} actions, the policy's chunk has {loaded.config.chunk}")
+    if config.timing.late == "real-time" and config.agent == "policy" and not loaded.policy.continues:
+        raise UsageError(f"late: real-time with {config.checkpoint}: {CANNOT_CONTINUE}")
     env = from_dict(EnvConfig, loaded.env, f"{config.checkpoint}: env")
     # one recording serves policies of tool and of joint actions: the world takes what this one says
     return _Source(replace(env, action_mode=loaded.config.action_mode), loaded.fingerprint)
