@@ -90,7 +90,9 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         if self.agent != "policy" and self.timing.late == "real-time":
-            raise ValueError(f"late: real-time, allowed with {self.agent} is another: it does not plan on from anything")
+            raise ValueError(
+                f"late: real-time, allowed with {self.agent} is another: it does not plan on from anything"
+            )
         if self.agent == "policy" and self.checkpoint is None:
             raise ValueError("checkpoint: missing; name a checkpoint folder, or a baseline with agent")
         for name, least in (("episodes", 1), ("batch", 1), ("workers", 1), ("execute", 1), ("videos", 0), ("seed", 0)):
