@@ -33,7 +33,7 @@ class TimingConfig:
     rule: Literal["offset", "draw"] = "offset"
     """Replay in the recorded order from an offset of each seed, or draw each latency."""
     late: Handling = "hold"
-    """What becomes of a chunk that comes late, see docs/latency.md."""
+    """What becomes of a chunk that comes late, see docs/control.md."""
     threshold: float = 0.5
     """late = queue: ask again when this share of the chunk is left."""
     in_flight: int = 1
