@@ -37,11 +37,11 @@ class Arm:
         self._place(joints)
         return np.array([*self.data.site_xpos[self.site], yaw_of(self.data.site_xmat[self.site])])
 
-    def reach(self, joints: np.ndarray) -> tuple[np.ndarray, float]:
-        """Tool position ``[3]`` and the height of the arm's lowest point, fingers open (m), at joint positions ``[7]``."""
+    def reach(self, joints: np.ndarray) -> np.ndarray:
+        """Tool x, y, z and the height of the arm's lowest point ``[4]`` (m) at joint positions ``[7]``, fingers open."""
         self._hull.joints[:] = joints
         mujoco.mj_kinematics(self.model, self._hull.data)
-        return self._hull.sites[self.site].copy(), self._hull.lowest()
+        return np.array([*self._hull.sites[self.site].tolist(), self._hull.lowest()])
 
     def solve(self, pose: np.ndarray, start: np.ndarray, iterations: int = ITERATIONS) -> np.ndarray:
         """Joint positions ``[7]`` (rad, within limits) that bring the tool to `pose` ``[4]``, searched from `start`."""

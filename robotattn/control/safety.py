@@ -44,8 +44,10 @@ UNITS = {
 # The methods of arrays do the same in three times the time, which counts here.
 _most, _least, _every = np.maximum.reduce, np.minimum.reduce, np.logical_and.reduce
 
-Forward = Callable[[np.ndarray], tuple[np.ndarray, float]]
-"""Joint positions ``[7]`` to the tool's position ``[3]`` and the height of the arm's lowest point (m)."""
+BORDERS = np.vstack([np.eye(3, 4), -np.eye(3, 4), np.eye(1, 4, 3)])  # which of what `Forward` gives each is about
+
+Forward = Callable[[np.ndarray], np.ndarray]
+"""Joint positions ``[7]`` (rad) to the tool's x, y, z and the height of the arm's lowest point ``[4]`` (m)."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ class Limits:
     """Highest joint speeds that a command may ask for (rad/s)."""
     acceleration: tuple[float, ...] = PANDA_ACCELERATION
     """How fast the speed that is asked for may rise (rad/s^2); to brake is always allowed."""
+    headroom: float = 0.9
+    """Share of `speed` that a command may ask for: joints that start together drag each other beyond what they were
+    asked for."""
     response: float = 0.06
     """Time constant of the arm's answer to a step (s)."""
     staleness: float = 2.0
@@ -95,6 +100,9 @@ class Limits:
     """How far outside the workspace a command may end (m): the error of the inverse kinematics."""
     clearance: float = 0.002
     """How close to the table any part of the arm may be sent (m)."""
+    overshoot: float = 0.1
+    """Share of its way by which the arm may run past a target, because its joints do not keep step: so much farther
+    from a border of the workspace must a target toward it end."""
 
 
 @dataclass
@@ -137,9 +145,10 @@ class SafetyFilter:
     def __init__(self, limits: Limits, forward: Forward) -> None:
         self.limits, self.forward = limits, forward
         self._low, self._high = np.append(limits.low, 0.0), np.append(limits.high, 1.0)
-        self._speed, self._acceleration = np.array(limits.speed), np.array(limits.acceleration)
-        self._box_low = np.array(limits.workspace.low) - limits.slack
-        self._box_high = np.array(limits.workspace.high) + limits.slack
+        self._speed, self._acceleration = limits.headroom * np.array(limits.speed), np.array(limits.acceleration)
+        box = limits.workspace
+        self._border = np.array([*box.low, *(-side for side in box.high), limits.clearance])
+        self._border[: 2 * len(box.low)] -= limits.slack
         self.reset(np.zeros(JOINTS))
 
     def reset(self, joints: np.ndarray, gripper: float = 1.0) -> None:
@@ -175,22 +184,16 @@ class SafetyFilter:
 
     def _limit(self, controls: np.ndarray, joints: np.ndarray, elapsed: float, found: dict[str, float]) -> np.ndarray:
         """The controls themselves if they are safe; otherwise safe ones, with what was exceeded noted in `found`."""
-        if controls.tobytes() == self._last.tobytes():  # it was safe, and the arm has only come nearer since
-            return controls
+        possible = self._into_range(controls, found)
+        if possible[:JOINTS].tobytes() == self._last[:JOINTS].tobytes():  # safe before, and the arm is nearer to it now
+            return possible
         room = self._room(joints, max(SHORTEST, elapsed))
-        safe = self._pass(controls, room, found)
-        if not found:
-            return safe
-        again: dict[str, float] = {}
-        self._pass(safe, room, again)  # a safe command is one that this would not change
-        return self._last.copy() if again else safe
+        return self._inside(self._slow(possible, room, found), room, found)
 
     def _room(self, joints: np.ndarray, elapsed: float) -> "_Room":
+        joints = np.minimum(np.maximum(joints, self._low[:JOINTS]), self._high[:JOINTS])  # as if not past a stop
         more = self._acceleration * elapsed
         return _Room(joints, elapsed, np.minimum(self._asked, 0.0) - more, np.maximum(self._asked, 0.0) + more)
-
-    def _pass(self, controls: np.ndarray, room: "_Room", found: dict[str, float]) -> np.ndarray:
-        return self._inside(self._slow(self._into_range(controls, found), room, found), found)
 
     def _into_range(self, controls: np.ndarray, found: dict[str, float]) -> np.ndarray:
         beyond = np.maximum(self._low - controls, controls - self._high)
@@ -215,41 +218,53 @@ class SafetyFilter:
             found["acceleration"] = float(_most(np.maximum(slowed - room.high, room.low - slowed))) / room.elapsed
         slower = controls.copy()
         slower[:JOINTS] = room.joints + asked * (self.limits.response / over)
-        return np.minimum(np.maximum(slower, self._low), self._high)
+        return slower
 
-    def _inside(self, controls: np.ndarray, found: dict[str, float]) -> np.ndarray:
-        """Stop short, on the way from the last safe target, of where the arm leaves its workspace or its clearance.
+    def _inside(self, controls: np.ndarray, room: "_Room", found: dict[str, float]) -> np.ndarray:
+        """Stop short, on the way from the last safe target, of where the arm would leave its workspace or clearance.
 
-        Where that one was outside already, any target that is no farther outside will do.
+        Where that one would leave it already, any target that is no worse will do.
         """
-        tool, lowest = self.forward(controls[:JOINTS])
-        end = self._margin(tool, lowest)
+        now = self._margins(room.joints)
+        margins = self._margins(controls[:JOINTS])
+        end = self._worst(margins, now)
         if end >= 0.0:
             return controls
-        start = self._margin(*self.forward(self._last[:JOINTS]))
+        start = self._worst(self._margins(self._last[:JOINTS]), now)
         if end >= start:
             return controls
-        outside = _most(np.maximum(self._box_low - tool, tool - self._box_high))
-        excess = {"workspace": float(outside), "clearance": self.limits.clearance - lowest}
-        found.update({kind: value for kind, value in excess.items() if value > 0.0})
-        return self._between(controls, start, end)
+        excess = self._overshot(now, margins)
+        if excess[:-1].min() < 0.0:
+            found["workspace"] = -float(excess[:-1].min())
+        if excess[-1] < 0.0:
+            found["clearance"] = -float(excess[-1])
+        return self._between(controls, room, now, start, end)
 
-    def _between(self, controls: np.ndarray, start: float, end: float) -> np.ndarray:
+    def _between(
+        self, controls: np.ndarray, room: "_Room", now: np.ndarray, start: float, end: float
+    ) -> np.ndarray:
         """A target that is inside, on the way to `controls`, by false position on the margins (m); or the last one."""
-        trial, share = controls.copy(), 1.0
+        last, trial, share = self._last[:JOINTS], controls.copy(), 1.0
         for _ in range(TRIES):
             share *= SHORT * max(start, 0.0) / (start - end)
-            trial[:JOINTS] = self._last[:JOINTS] + share * (controls[:JOINTS] - self._last[:JOINTS])
-            end = self._margin(*self.forward(trial[:JOINTS]))
+            trial[:JOINTS] = last + share * (controls[:JOINTS] - last)
+            end = self._worst(self._margins(trial[:JOINTS]), now)
             if end >= min(start, 0.0):
-                return trial
-        trial[:JOINTS] = self._last[:JOINTS]
+                break
+        if end < min(start, 0.0) or self._slow(trial, room, {}) is not trial:
+            trial[:JOINTS] = last
         return trial
 
-    def _margin(self, tool: np.ndarray, lowest: float) -> float:
-        """How far inside the workspace and its clearance the arm is (m); negative outside."""
-        box = _least(np.minimum(tool - self._box_low, self._box_high - tool))
-        return min(float(box), lowest - self.limits.clearance)
+    def _margins(self, joints: np.ndarray) -> np.ndarray:
+        """How far inside each border the arm is ``[7]`` (m): low x y z, high x y z, and the table's clearance."""
+        return BORDERS @ self.forward(joints) - self._border
+
+    def _overshot(self, now: np.ndarray, margins: np.ndarray) -> np.ndarray:
+        """Margins ``[7]`` of a target, less what the arm may run past it on its way from the margins it has now (m)."""
+        return margins - self.limits.overshoot * np.maximum(now - margins, 0.0)
+
+    def _worst(self, margins: np.ndarray, now: np.ndarray) -> float:
+        return float(_least(self._overshot(now, margins)))
 
 
 class _Room(NamedTuple):
