@@ -38,7 +38,7 @@ class Arm:
         return np.array([*self.data.site_xpos[self.site], yaw_of(self.data.site_xmat[self.site])])
 
     def reach(self, joints: np.ndarray) -> np.ndarray:
-        """Tool x, y, z and the height of the arm's lowest point ``[4]`` (m) at joint positions ``[7]``, fingers open."""
+        """Tool x, y, z and height of the arm's lowest point, fingers open, ``[4]`` (m) at joint positions ``[7]``."""
         self._hull.joints[:] = joints
         mujoco.mj_kinematics(self.model, self._hull.data)
         return np.array([*self._hull.sites[self.site].tolist(), self._hull.lowest()])

@@ -87,7 +87,7 @@ class Limits:
     """Highest joint speeds that a command may ask for (rad/s)."""
     acceleration: tuple[float, ...] = PANDA_ACCELERATION
     """How fast the speed that is asked for may rise (rad/s^2); to brake is always allowed."""
-    headroom: float = 0.9
+    headroom: float = 0.7
     """Share of `speed` that a command may ask for: joints that start together drag each other beyond what they were
     asked for."""
     response: float = 0.06
@@ -100,7 +100,7 @@ class Limits:
     """How far outside the workspace a command may end (m): the error of the inverse kinematics."""
     clearance: float = 0.002
     """How close to the table any part of the arm may be sent (m)."""
-    overshoot: float = 0.1
+    overshoot: float = 0.25
     """Share of its way by which the arm may run past a target, because its joints do not keep step: so much farther
     from a border of the workspace must a target toward it end."""
 
@@ -240,9 +240,7 @@ class SafetyFilter:
             found["clearance"] = -float(excess[-1])
         return self._between(controls, room, now, start, end)
 
-    def _between(
-        self, controls: np.ndarray, room: "_Room", now: np.ndarray, start: float, end: float
-    ) -> np.ndarray:
+    def _between(self, controls: np.ndarray, room: "_Room", now: np.ndarray, start: float, end: float) -> np.ndarray:
         """A target that is inside, on the way to `controls`, by false position on the margins (m); or the last one."""
         last, trial, share = self._last[:JOINTS], controls.copy(), 1.0
         for _ in range(TRIES):
