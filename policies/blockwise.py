@@ -179,7 +179,10 @@ class Blockwise(BlockPolicy):
         def velocity(x: Tensor, time: float) -> Tensor:
             return self.velocity(memory, x, x.new_full((len(x),), time), cache)
 
-        return velocity if guide is None else guided(velocity, guide)
+        if guide is None:
+            return velocity
+        most = float(self.config.steps)  # a pull of more than 1 over a step would overshoot, of 2 diverge
+        return guided(velocity, replace(guide, beta=min(guide.beta, most)))
 
     def _slope(self, field: Field, x: Tensor, time: float, step: float) -> Tensor:
         """Return the velocity that carries x over one step: that of its start, or of its middle."""

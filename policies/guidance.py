@@ -24,7 +24,7 @@ class Guide:
     """What chunks are pulled to ``[B, H, A]``, in the units in which they are denoised, and how much ``[B, H]``.
 
     weights: 0 to 1. A row of the batch whose weights are all 0 is what it is without a guide, to the bit. beta: the
-    strongest pull.
+    strongest pull (a solver of fewer steps takes that number).
     """
 
     target: Tensor

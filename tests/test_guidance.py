@@ -105,12 +105,22 @@ def test_denoising_integrates_the_bent_field(method, steps):
         x, step = 0.0, 1 / steps
 
         def slope(x, t, weight=weight):
-            return -x + strength(t) * weight * (1 - t * x) * t
+            return -x + strength(t, min(BETA, steps)) * weight * (1 - t * x) * t
 
         for k in range(steps):
             middle = x + step / 2 * slope(x, k * step)
             x += step * (slope(x, k * step) if method == "euler" else slope(middle, (k + 0.5) * step))
         torch.testing.assert_close(found[0, row], torch.full_like(found[0, row], x))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 10])
+def test_few_steps_do_not_overshoot(steps):
+    """Where nothing else moves them, chunks come no farther than to the target: 1 step takes them there."""
+    policy = make(FLOW, steps=steps)
+    memory = remembered(policy, batch(FLOW, size=1))
+    object.__setattr__(policy, "velocity", lambda memory, x, time, scratch=None: 0.0 * x)
+    found = policy.denoise(memory, guide=Guide(torch.ones(1, *policy.units.shape), torch.ones(1, 3), beta=50.0))
+    assert found.min() > 0.9 and found.max() <= 1.0 + 1e-6
 
 
 # ------------------------------------------------------------------------------------------ policies
