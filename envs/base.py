@@ -298,12 +298,16 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
 
     # --- what is seen ------------------------------------------------------------------------------------------------
 
+    def joints(self) -> np.ndarray:
+        """Joint positions now ``[7]`` (rad)."""
+        return self.data.qpos[:7].copy()
+
     def tool_pose(self) -> np.ndarray:
         """Tool pose now, ``[4]``."""
         return sensors.tool_pose(self.data, self.index)
 
     def observe(self, only: Collection[str] | None = None) -> dict[str, Any]:
-        """What is seen at this instant, also in the middle of a tick; its `time` is exact. only: some of the sensors."""
+        """What is seen at this instant, also in the middle of a tick; its `time` is exact. only: some sensors."""
         return sensors.observe(self, only)
 
     def labels(self) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def evaluate(arguments: list[str]) -> int:
     ]
     warn(result["warnings"])
     late = result["timing"]
-    if late["latency_ms"] is not None and late["latency_ms"]["max"] > 0:
+    if "safety" in late or (late["latency_ms"] is not None and late["latency_ms"]["max"] > 0):
         table("how late", how_late(late), ("", "n", "mean", "p50", "p95", "p99", "max"))
     short = {"file": str(result_path(config)), **result["success"], **sooner, "reasons": result["reasons"]}
     short["timing"] = late
@@ -119,6 +119,11 @@ def how_late(timing: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         if found is not None:
             rows.append((title, *(found[name] for name in ("n", "mean", "p50", "p95", "p99", "max"))))
     rows.append(("inferences longer than a tick", timing["inferences"], f"{timing['miss_rate']:.1%}", *[""] * 4))
+    if "safety" in timing:
+        safety = timing["safety"]
+        rows.append(("commands changed by the safety filter", safety["commands"], f"{safety['changed']}", *[""] * 4))
+        for kind, one in safety["kinds"].items():
+            rows.append((f"... {kind} ({one['unit']})", one["count"], one["mean"], *[""] * 3, one["largest"]))
     for phase, what in (("held", "ticks with no action left"), ("cold", "ticks before the first chunk")):
         rows.append((what, timing["ticks"], f"{timing[phase]:.1%}", *[""] * 4))
     return rows

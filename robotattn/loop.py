@@ -16,7 +16,9 @@ import numpy as np
 
 from robotattn.control.chunks import ChunkOptions, ChunkQueue
 from robotattn.control.clock import PHYSICS_STEP, Clock, Fixed
+from robotattn.control.safety import Limits
 from robotattn.control.sensors import AgeOfInformation, SensorRates
+from robotattn.guard import Guard
 from robotattn.sight import Sight
 from robotattn.types import Agent, Command, Continuer, Episode, Observation, Running, Step, Watcher
 
@@ -28,10 +30,14 @@ NOTHING = Command(np.zeros(0), float("nan"))  # what is sent before the first ch
 
 @dataclass(frozen=True)
 class Timing:
-    """What the loop knows of time: how long an inference takes, and when sensors look."""
+    """What the loop knows of time: how long an inference takes, when sensors look, and how fast the arm may be sent.
+
+    limits: of the safety filter, but for the workspace, which is the environment's; None: there is no filter.
+    """
 
     clock: Clock = field(default_factory=Fixed)
     sensors: SensorRates = field(default_factory=SensorRates)
+    limits: Limits | None = None
     log: Log | None = None
 
 
@@ -40,7 +46,9 @@ class _Row:
 
     def __init__(self, env: gym.Env, options: ChunkOptions, timing: Timing) -> None:
         self.env: Any = env.unwrapped
-        self.queue, self.sight, self.timing = ChunkQueue(options), Sight(self.env, timing.sensors), timing
+        self.sight, self.timing = Sight(self.env, timing.sensors), timing
+        self.queue = ChunkQueue(options, finite=timing.limits is None)
+        self.guard = None if timing.limits is None else Guard(self.env, timing.limits)
 
     def start(self, seed: int, options: dict[str, Any] | None, keep: bool) -> None:
         raw, _ = self.env.reset(seed=seed, options=options)
@@ -51,6 +59,8 @@ class _Row:
         self.ages, self.latencies, self.phases = Counter[int](), list[int](), {"cold": 0, "running": 0, "held": 0}
         self.stamps, self.information = dict[int, dict[str, int]](), AgeOfInformation()
         self.queue.reset()
+        if self.guard is not None:
+            self.guard.reset()
 
     @property
     def observation(self) -> Observation:
@@ -76,7 +86,7 @@ class _Row:
     def tick(self) -> Episode | None:
         """Live through one control period; return the episode if that ended it."""
         end = self.now + self.env.substeps * PHYSICS_STEP
-        self._act()
+        self._act(again=True)
         self.phases[self.queue.phase(self.now)] += 1
         if self.keep:
             self.rows.append(Step(self.observation, self.command, self.env.labels()))
@@ -100,10 +110,14 @@ class _Row:
         self.env.advance((until - self.now) // PHYSICS_STEP)
         self.now = until
 
-    def _act(self) -> None:
+    def _act(self, again: bool = False) -> None:
+        """Send the command whose time it is. again: let the filter go on toward one that it could not pass at once."""
         command = self.queue.look_up(self.now, self.env.tool_pose())
-        if command is not None:
+        if self.guard is not None:
+            self.guard.act(self.now, command, again)
+        elif command is not None:
             self.env.send(command.action)
+        if command is not None:
             self.command = command
             self.information.add(self.now, self.stamps[self.queue.sent[0]])
             self._tell("command", self.queue.sent)
@@ -117,6 +131,8 @@ class _Row:
         reason = "success" if success else str(info["reason"])
         timing = {"latencies": self.latencies, "ages": self.ages, "ticks": self.phases}
         timing |= {"information": self.information.ages}
+        if self.guard is not None:
+            timing["interventions"] = self.guard.filter.report
         return Episode(
             self.seed, success, reason, self.ticks, self.instruction, bool(terminated), bool(truncated),
             dict(info["episode"]), self.rows, timing | {"overtaken": self.queue.overtaken},

@@ -7,7 +7,7 @@ force was planned from, read at every physics step from the first chunk's arriva
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ import tyro
 
 from robotattn.control.chunks import ChunkOptions, Handling
 from robotattn.control.clock import Clock, Fixed, Replay, parse
+from robotattn.control.safety import UNITS, Interventions, Limits, Tally
 from robotattn.control.sensors import SensorRates
 from robotattn.latency import trace
 from robotattn.loop import Timing
@@ -40,6 +41,8 @@ class TimingConfig:
     """Inferences that may run at the same time."""
     sensors: Annotated[SensorRates, tyro.conf.arg(name="")] = field(default_factory=SensorRates)
     """Sensors at rates of their own."""
+    safety: bool = False
+    """Limit what is sent: joint ranges, speeds, accelerations, workspace, clearance of the table, staleness."""
 
     def __post_init__(self) -> None:
         if self.latency is not None and self.latency_trace is not None:
@@ -53,7 +56,7 @@ class TimingConfig:
 
     def timing(self) -> Timing:
         """What the loop is to know of time; UsageError for a trace that cannot be read."""
-        return Timing(self.clock(), self.sensors)
+        return Timing(self.clock(), self.sensors, Limits() if self.safety else None)
 
     def clock(self) -> Clock:
         if self.latency_trace is not None:
@@ -72,6 +75,13 @@ def of_row(timing: Mapping[str, Any], period: int) -> dict[str, Any]:
         "information": {name: Counter(age / 1e6 for age in ages) for name, ages in timing["information"].items()},
         "overtaken": timing["overtaken"],
         **timing["ticks"],
+        **({"safety": _interventions(timing["interventions"])} if "interventions" in timing else {}),
+    }
+
+
+def _interventions(report: Interventions) -> dict[str, Any]:
+    return {"commands": report.commands, "changed": report.changed} | {
+        "kinds": {kind: asdict(tally) for kind, tally in sorted(report.kinds.items())}
     }
 
 
@@ -96,7 +106,24 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "held": ticks["held"] / max(1, every),
         "cold": ticks["cold"] / max(1, every),
         "overtaken": sum(row["overtaken"] for row in rows),
+        **({"safety": _safety([row["safety"] for row in rows])} if any("safety" in row for row in rows) else {}),
     }
+
+
+def _safety(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All episodes' interventions: how many, and for each kind its count, unit, mean and largest."""
+    kinds = dict[str, Tally]()
+    for one in found:
+        for kind, tally in one["kinds"].items():
+            sum_ = kinds.setdefault(kind, Tally())
+            sum_.count, sum_.total = sum_.count + tally["count"], sum_.total + tally["total"]
+            sum_.largest = max(sum_.largest, tally["largest"])
+    counted = {name: sum(one[name] for one in found) for name in ("commands", "changed")}
+    said = {
+        kind: {"count": tally.count, "mean": tally.mean, "largest": tally.largest, "unit": UNITS[kind]}
+        for kind, tally in sorted(kinds.items())
+    }
+    return {**counted, "kinds": said}
 
 
 def short(row: Mapping[str, Any]) -> dict[str, Any]:
