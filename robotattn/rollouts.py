@@ -104,7 +104,7 @@ def make_agent(job: Job, envs: Sequence[gym.Env]) -> Agent:
     batcher = Batcher(loaded.tokenizer.encode, list(loaded.config.cameras), job.device, loaded.config.frames)
     trained = from_dict(EnvConfig, loaded.env, f"{job.checkpoint}: env")
     policy, anchored = loaded.policy, loaded.policy.action_mode == "tool"
-    act_on = policy.act_on if policy.continues else None
+    act_on = policy.act_on if job.chunks.kind == "real-time" else None
     agent = PolicyAgent(policy.act, batcher, 1 / trained.hz, anchored, act_on=act_on)
     first, _ = envs[0].reset(seed=job.seeds[0], options=dict(job.options))  # the same for every worker
     agent.micro_batch = exact_micro_batch(agent, read_observation(first), MICRO_BATCH)
