@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from robotattn import __version__
+from robotattn.commands_frontier import frontier
 from robotattn.commands_latency import compare, plan, sweep
 from robotattn.config import UsageError, load
 from robotattn.console import Progress, finish, pick, table, warn
@@ -196,7 +197,7 @@ def experiments(arguments: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     command.__name__: command
-    for command in (record, verify, train, evaluate, profile, plan, compare, report, experiments)
+    for command in (record, verify, train, evaluate, profile, plan, frontier, compare, report, experiments)
 }
 
 

@@ -48,13 +48,14 @@ LAYERS: dict[str, tuple[tuple[str, ...] | None, set[str] | None]] = {
     "flags": ((*LOW, "envs"), {"tyro"}),
     "console": (LOW, {"rich"}),
     "cli": (None, None),
+    "commands_frontier": (None, None),
     "commands_latency": (None, None),
     "__main__": (None, None),
     "report": (None, None),
     "scripts": (None, None),
 }
 # Everything else of ours (train, evaluate, ...) may import all of the above but the ones that only show results.
-MIDDLE_NEVER = ("cli", "commands_latency", "console", "report", "scripts")
+MIDDLE_NEVER = ("cli", "commands_frontier", "commands_latency", "console", "report", "scripts")
 # Whatever the table allows, these never go together.
 NEVER = {
     "policies": WORLD | {"wandb"},
