@@ -7,7 +7,7 @@ it is the same for any batch size and any number of workers.
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -52,7 +52,7 @@ class EvaluateConfig:
     batch: int = 8
     """Episodes that a worker runs side by side."""
     workers: int = 2
-    """Processes."""
+    """Processes; 0: this one alone, which spares the start of others."""
     objects: int | None = None
     """This many cubes in every episode."""
     other: bool = False
@@ -95,7 +95,7 @@ class EvaluateConfig:
             )
         if self.agent == "policy" and self.checkpoint is None:
             raise ValueError("checkpoint: missing; name a checkpoint folder, or a baseline with agent")
-        for name, least in (("episodes", 1), ("batch", 1), ("workers", 1), ("execute", 1), ("videos", 0), ("seed", 0)):
+        for name, least in (("episodes", 1), ("batch", 1), ("workers", 0), ("execute", 1), ("videos", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: {getattr(self, name)} is below {least}")
         if self.objects is not None and not 1 + self.other <= self.objects <= MAX_OBJECTS:
@@ -172,7 +172,7 @@ def _job(config: EvaluateConfig, env: EnvConfig, out: Path) -> Job:
         checkpoint=config.checkpoint,
         device=config.device,
         batch=config.batch,
-        block=max(config.batch, -(-config.episodes // (BLOCKS * config.workers))),
+        block=max(config.batch, -(-config.episodes // (BLOCKS * max(1, config.workers)))),
         chunks=config.timing.chunks(config.execute, config.ensemble),
         timing=config.timing,
         options=options | ({"other": True} if config.other else {}),
@@ -186,11 +186,19 @@ def _run(job: Job, config: EvaluateConfig, progress: Progress | None) -> list[Bl
     if progress is not None:
         progress("evaluate", 0, config.episodes)
     starts = range(0, config.episodes, job.block)
-    for block in run_tasks(partial(opened, job), starts, config.workers, config.deadline):
+    for block in _blocks(job, starts, config):
         blocks.append(block)
         if progress is not None:
             progress("evaluate", sum(len(block.rows) for block in blocks), config.episodes)
     return blocks
+
+
+def _blocks(job: Job, starts: range, config: EvaluateConfig) -> Iterator[Block]:
+    if config.workers:
+        yield from run_tasks(partial(opened, job), starts, config.workers, config.deadline)
+        return
+    with opened(job) as work:
+        yield from map(work, starts)
 
 
 def _result(config: EvaluateConfig, env: EnvConfig, source: _Source, blocks: Sequence[Block]) -> dict[str, Any]:
