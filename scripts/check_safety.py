@@ -19,7 +19,7 @@ import numpy as np
 import tyro
 
 from robotattn.console import Progress, table
-from robotattn.control.safety import JOINTS, Limits, SafetyFilter
+from robotattn.control.safety import JOINTS, Interventions, Limits, SafetyFilter
 from robotattn.envs import EnvConfig, TabletopEnv, make_env
 from robotattn.envs.experts import EXPERTS
 from robotattn.loop import read_observation
@@ -30,7 +30,7 @@ RATES = (10, 20, 50)  # (Hz)
 TASKS = ("pick_up", "pick_moving")
 SECONDS = 0.6  # of a sequence
 PAST_STOP = 0.005  # how far the simulated joint stops give way (rad)
-PAST_BORDER = 0.004  # how far the servo may run past a border of the workspace (m); the table it may not touch
+PAST_BORDER = 0.01  # how far the servo may run past a border of the workspace (m); the table it may not touch
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,10 @@ class Worst:
         self.lowest = min(self.lowest, other.lowest)
 
     @property
+    def shares(self) -> tuple[float, ...]:
+        return self.position, self.speed, self.acceleration, self.rise
+
+    @property
     def kept(self) -> bool:
         """Whether every limit was kept."""
         moves = self.position <= PAST_STOP and self.speed <= 1.0 and self.acceleration <= 1.0 + 1e-6
@@ -172,11 +176,11 @@ class Trial:
         """Send an action through the filter; return whether filtering a second time would change it again."""
         env, joints, period = self.env, self.env.data.qpos[:JOINTS].copy(), 1 / self.env.config.hz
         asked = env.controls(action) if np.isfinite(action).all() else action
-        again = copy.copy(self.filter)
+        again = copy.copy(self.filter)  # in the same state, with a report of its own
+        again.report = Interventions()
         before = time.thread_time_ns()
         safe = self.filter(asked, joints, period, age)
         self.costs.append((time.thread_time_ns() - before) / 1000)
-        again.report = copy.deepcopy(again.report)
         env.apply(safe)
         return again(safe, joints, period).tobytes() != safe.tobytes()
 
@@ -189,21 +193,23 @@ class Trial:
 
     def _watch(self, worst: Worst) -> None:
         """Run a control period and look at the arm after every physics step."""
-        env, limits, before = self.env, self.filter.limits, self.peak
-        self.peak, box = np.zeros(JOINTS), env.workspace
-        for _ in range(env.substeps):
+        env, limits, box, before = self.env, self.filter.limits, self.env.workspace, self.peak
+        seen = np.empty((env.substeps, 2 * JOINTS + 4))  # positions, speeds, what `reach` tells
+        for row in seen:
             env.advance(1)
-            joints, speed = env.data.qpos[:JOINTS], np.abs(env.data.qvel[:JOINTS])
-            *tool, lowest = env.arm.reach(joints)
-            self.peak = np.maximum(self.peak, speed)
-            worst.position = max(worst.position, float(np.maximum(limits.low - joints, joints - limits.high).max()))
-            worst.border = max(
-                worst.border, float(np.maximum(np.subtract(box.low, tool), np.subtract(tool, box.high)).max())
-            )
-            worst.lowest = min(worst.lowest, float(lowest))
-        worst.speed = max(worst.speed, float((self.peak / limits.speed).max()))
+            joints = env.data.qpos[:JOINTS]
+            row[:JOINTS], row[JOINTS:-4], row[-4:] = joints, env.data.qvel[:JOINTS], env.arm.reach(joints)
+        joints, speed, tool, lowest = seen[:, :JOINTS], np.abs(seen[:, JOINTS:-4]), seen[:, -4:-1], seen[:, -1]
+        self.peak = speed.max(axis=0)
         rise = (self.peak - before) * env.config.hz / limits.acceleration
-        worst.rise = max(worst.rise, float(rise.max()))
+        now = Worst(
+            position=float(np.maximum(limits.low - joints, joints - limits.high).max()),
+            speed=float((self.peak / limits.speed).max()),
+            rise=float(rise.max()),
+            border=float(np.maximum(box.low - tool, tool - box.high).max()),
+            lowest=float(lowest.min()),
+        )
+        worst.meet(now)
 
 
 def sequences(count: int, seed: int, progress: Callable[[str, int, int], None]) -> tuple[dict[str, Worst], list[float]]:
@@ -275,8 +281,7 @@ def show(worst: dict[str, Worst]) -> None:
         "low (mm)",
     )
     rows = [
-        (kind, w.sequences, w.changed / w.commands, w.position, w.speed, w.acceleration, w.rise)
-        + (1e3 * w.border, 1e3 * w.lowest)
+        (kind, w.sequences, w.changed / w.commands, *w.shares, 1e3 * w.border, 1e3 * w.lowest)
         for kind, w in worst.items()
     ]
     table("the worst at any physics step; speed, acceleration and rise as shares of the limit", rows, titles)

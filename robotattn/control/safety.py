@@ -87,7 +87,7 @@ class Limits:
     """Highest joint speeds that a command may ask for (rad/s)."""
     acceleration: tuple[float, ...] = PANDA_ACCELERATION
     """How fast the speed that is asked for may rise (rad/s^2); to brake is always allowed."""
-    headroom: float = 0.7
+    headroom: float = 0.65
     """Share of `speed` that a command may ask for: joints that start together drag each other beyond what they were
     asked for."""
     response: float = 0.06
