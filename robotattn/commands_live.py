@@ -25,7 +25,7 @@ def live(arguments: list[str]) -> int:
     config = parse(LiveConfig, with_checkpoint(arguments), live)
     result = run(config, lambda message: print(message, file=sys.stderr, flush=True))
     table(f"{result['seconds']:g} s at {result['hz']:g} Hz", _times(result), TITLES)
-    warn([*result["stalls"], *([result["stopped"]] if result["stopped"] else [])])
+    warn([result["stopped"]] if result["stopped"] else [])
     finish("live", result, list(_counts(result)))
     return 1 if result["failed"] else 130 if result["stopped"] else 0
 
@@ -45,6 +45,7 @@ def _counts(result: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield "woken late by (us)", f"{woken['min']:.1f} to {woken['max']:.0f}, mean {woken['mean']:.1f}"
     for phase, what in (("held", "no action left, the last command sent again"), ("cold", "before the first chunk")):
         yield what, result["phases"][phase]
-    yield "stalls", len(result["stalls"])
+    yield "stalls", result["stalls"]
+    yield from (("", stall) for stall in result["longest_stalls"])
     if (success := result["episodes"]["success"]) is not None:
         yield "episodes that succeeded", f"{success['successes']} of {success['episodes']}"

@@ -35,6 +35,7 @@ from robotattn.seeds import stream
 from robotattn.types import Continuer, Observation, Plan, Running, Watcher
 
 SWITCH = 0.0005  # the longest that the thinking thread keeps the interpreter from a tick that is due (s)
+SHOWN = 10  # stalls that are named
 WARM = 5  # inferences before the clock runs: the first ones are slow
 
 
@@ -247,7 +248,7 @@ def describe(account: Account) -> dict[str, Any]:
     """An account in plain values: shares, percentiles (ms), the jitter's histogram (us), the stalls by name."""
     begun, ran = account.begun_ns[account.begun_ns != NEVER], account.own_ns != NEVER
     done = [one.latency_ns for one in account.inferences if one.done]
-    ages = account.age_ns[account.age_ns != NEVER]
+    ages, stalls = account.age_ns[account.age_ns != NEVER], account.stalls
     return {
         "hz": 1e9 / account.period_ns,
         "ticks": account.ticks,
@@ -265,7 +266,8 @@ def describe(account: Account) -> dict[str, Any]:
         "latency_ms": percentiles(done) if done else None,
         "age_ms": percentiles(ages) if len(ages) else None,
         "phases": dict(account.phases),
-        "stalls": [str(one) for one in account.stalls],
+        "stalls": len(stalls),
+        "longest_stalls": [str(one) for one in sorted(stalls, key=lambda one: -one.latency_ns)[:SHOWN]],
         "stopped": account.stopped,
         "failed": account.failed,
     }

@@ -130,7 +130,8 @@ class _Loop:
     ) -> None:
         self.robot, self.thinker, self.queue, self.pace = robot, thinker, queue, pace
         self.watches, self.tell, self.clock = watches, tell, clock
-        self.period, self.memory = pace.period, Memory()
+        self.episodic = robot if isinstance(robot, Episodic) else None
+        self.period, self.patience, self.memory = pace.period, round(pace.patience * pace.period), Memory()
         self.carry_on = queue.options.kind == "real-time"
         self.begun, self.sent, self.own, self.robots, self.ages = np.full((5, pace.ticks), NEVER, np.int64)
         self.wake, self.inferences = list[int](), list[Inference]()
@@ -169,8 +170,8 @@ class _Loop:
 
     def _tick(self, tick: int) -> None:
         due, begin, before = self.origin + tick * self.period, self.clock(), self.with_robot
-        if isinstance(self.robot, Episodic) and self._ask_robot(self.robot.over):
-            self._ask_robot(self.robot.restart)
+        if self.episodic is not None and self._ask_robot(self.episodic.over):
+            self._ask_robot(self.episodic.restart)
             self._restart(tick)
         now = tick * self.period - self.since
         self._hear(now)
@@ -223,13 +224,9 @@ class _Loop:
 
     def _overdue(self, one: Inference) -> None:
         one.latency_ns = self.clock() - self.origin - one.asked_ns
-        if one.latency_ns > self._patience and not self.told:
+        if one.latency_ns > self.patience and not self.told:
             self.told = True
             self.tell(str(one))
-
-    @property
-    def _patience(self) -> int:
-        return round(self.pace.patience * self.period)
 
     def _look(self, tick: int, now: int) -> None:
         """Observe and ask the policy if it is its time, and show a watching one what there is to see."""
@@ -273,6 +270,6 @@ class _Loop:
         arrays = (part[:ticks].copy() for part in (self.begun, self.sent, self.own, self.robots, self.ages))
         tolerance = round(self.pace.tolerance * self.period)
         return Account(
-            self.period, tolerance, self._patience, *arrays, np.array(self.wake, np.int64), self.phases,
+            self.period, tolerance, self.patience, *arrays, np.array(self.wake, np.int64), self.phases,
             tuple(self.inferences), self.stopped, self.failed,
         )  # fmt: skip

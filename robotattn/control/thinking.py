@@ -1,19 +1,23 @@
 """A policy that thinks beside the loop: questions go to a thread of its own, answers are picked up at a later tick.
 
-A thread and not a process: nothing is copied, and a policy that computes in kernels gives the interpreter back between
-them (measured, see docs/decisions.md). One that holds the interpreter's lock for long holds the loop's ticks too.
+A thread and not a process: nothing is copied, and a policy that computes in kernels lets go of the interpreter there. A
+process was no more punctual (measured, see docs/decisions.md). But code that keeps the interpreter's lock keeps the
+loop's ticks waiting too.
 """
 
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Protocol
 
 from robotattn.types import Agent, Continuer, Observation, Plan, Running, Watcher
 
 ROW = 0  # of the agent's batch: a robot is one row
+YIELDS = 5  # steps of niceness by which thinking stands back behind the loop
 WATCHED = 16  # ticks that an agent with a history can still be shown when it comes back from thinking
 
 
@@ -80,16 +84,15 @@ class ThinkingThread:
         self._questions.put(question)
 
     def answer(self) -> Answer | None:
-        try:
-            return self._answers.get_nowait()
-        except Empty:
-            return None
+        return None if self._answers.empty() else self._answers.get()
 
     def close(self) -> None:
         self._questions.put(None)
         self._thread.join(self.PATIENCE)
 
     def _work(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own: a tick that is due goes before
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + YIELDS)
         while (question := self._questions.get()) is not None:
             plan, why = None, None
             try:
