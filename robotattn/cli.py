@@ -16,6 +16,7 @@ import tyro
 from robotattn import __version__
 from robotattn.commands_frontier import frontier
 from robotattn.commands_latency import compare, plan, sweep
+from robotattn.commands_live import live
 from robotattn.config import UsageError, load
 from robotattn.console import Progress, finish, pick, table, warn
 from robotattn.flags import find, parse, shipped_configs, with_checkpoint
@@ -197,7 +198,7 @@ def experiments(arguments: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     command.__name__: command
-    for command in (record, verify, train, evaluate, profile, plan, frontier, compare, report, experiments)
+    for command in (record, verify, train, evaluate, live, profile, plan, frontier, compare, report, experiments)
 }
 
 

@@ -50,12 +50,13 @@ LAYERS: dict[str, tuple[tuple[str, ...] | None, set[str] | None]] = {
     "cli": (None, None),
     "commands_frontier": (None, None),
     "commands_latency": (None, None),
+    "commands_live": (None, None),
     "__main__": (None, None),
     "report": (None, None),
     "scripts": (None, None),
 }
 # Everything else of ours (train, evaluate, ...) may import all of the above but the ones that only show results.
-MIDDLE_NEVER = ("cli", "commands_frontier", "commands_latency", "console", "report", "scripts")
+MIDDLE_NEVER = ("cli", "commands_frontier", "commands_latency", "commands_live", "console", "report", "scripts")
 # Whatever the table allows, these never go together.
 NEVER = {
     "policies": WORLD | {"wandb"},

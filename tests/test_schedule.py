@@ -6,8 +6,9 @@ import time
 import numpy as np
 import pytest
 
+from robotattn.control.pacing import SPIN_NS, wait_until
 from robotattn.latency.percentiles import summary as percentiles
-from robotattn.latency.schedule import SPIN_NS, jitter, replay, run_paced, summary, wait_until
+from robotattn.latency.schedule import jitter, replay, run_paced, summary
 from robotattn.statistics import clopper_pearson
 
 MS = 1_000_000

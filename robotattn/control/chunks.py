@@ -134,6 +134,7 @@ class ChunkQueue:
     def reset(self) -> None:
         self.inferences = 0
         self.overtaken = 0  # chunks that came after one that had seen more
+        self._launched: dict[int, int] = {}  # plans being made: number → when was seen what they are made of
         self._flights: list[_Chunk] = []
         self._chunks: list[_Chunk] = []  # oldest first; all but an ensemble have one
         self._ran: list[tuple[int, int]] = []  # intervals in which chunks were run that are replaced now
@@ -144,7 +145,7 @@ class ChunkQueue:
 
     def due(self, now: int) -> bool:
         """Whether a plan is to be made from what is seen now; asked once a control tick."""
-        if len(self._flights) >= self.options.in_flight:
+        if len(self._launched) + len(self._flights) >= self.options.in_flight:
             return False
         if not self._chunks:
             return True
@@ -166,6 +167,16 @@ class ChunkQueue:
 
     def start(self, now: int, plan: Plan, latency: int) -> None:
         """Send off a plan made from what was seen now; it comes `latency` later."""
+        self.land(self.launch(now), plan, now + latency)
+
+    def launch(self, now: int) -> int:
+        """Note that a plan is being made from what is seen now, and nobody knows for how long; return its number."""
+        self._launched[self.inferences] = now
+        self.inferences += 1
+        return self.inferences - 1
+
+    def land(self, number: int, plan: Plan, ready: int) -> None:
+        """Hand over the plan that was launched under this number; it comes at `ready`."""
         if plan.actions.ndim != 2 or len(plan.actions) == 0:
             raise ValueError(f"plan: actions of shape {plan.actions.shape}, allowed is [H, A] with H >= 1")
         if self.finite and not np.isfinite(plan.actions).all():
@@ -173,8 +184,7 @@ class ChunkQueue:
         length = len(plan.actions)
         if self.options.kind == "hold":
             length = min(length, self.options.execute)
-        self._flights.append(_Chunk(plan, self.inferences, now, now + latency, length))
-        self.inferences += 1
+        self._flights.append(_Chunk(plan, number, self._launched.pop(number), ready, length))
 
     # ------------------------------------------------------------------------------------------ arrivals
 

@@ -77,7 +77,7 @@ def parse(text: str) -> Fixed | LogNormal:
     """The clock that a word like ``fixed:80ms`` or ``lognormal:80ms:200ms`` names; ValueError for another word."""
     kind, *numbers = text.split(":")
     try:
-        match kind, [_nanoseconds(number) for number in numbers]:
+        match kind, [nanoseconds(number) for number in numbers]:
             case "fixed", [one]:
                 return Fixed(one)
             case "lognormal", [median, p99]:
@@ -87,7 +87,8 @@ def parse(text: str) -> Fixed | LogNormal:
     raise ValueError(f"latency: {text!r}, allowed is {ALLOWED}")
 
 
-def _nanoseconds(text: str) -> int:
+def nanoseconds(text: str) -> int:
+    """A time such as ``80ms`` or ``1.5s``; ValueError for another word."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ns|us|ms|s)", text)
     if found is None:
         raise ValueError(f"{text!r} is not a time")

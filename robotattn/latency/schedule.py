@@ -13,12 +13,11 @@ from typing import Literal
 
 import numpy as np
 
+from robotattn.control.pacing import longest_run, wait_until
 from robotattn.latency.percentiles import summary as percentiles
 from robotattn.statistics import clopper_pearson
 
 Backlog = Literal["queue", "skip"]
-SPIN_NS = 2_000_000
-"""The last 2 ms before a tick are waited out awake: a sleeping thread is woken late by up to that much."""
 ONE_SIDED_99 = 0.98  # two-sided confidence whose upper end alone holds with 99 %
 NONE = np.zeros(0, np.int64)
 
@@ -64,8 +63,7 @@ class Schedule:
     @property
     def longest_run(self) -> int:
         """The most ticks in a row that missed."""
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], self.missed.astype(np.int8), [0]))))
-        return int((edges[1::2] - edges[::2]).max(initial=0))
+        return longest_run(self.missed)
 
     @property
     def drift(self) -> float:
@@ -152,18 +150,6 @@ def run_paced(
     late, budget = start - due_all, period_ns if budget_ns is None else budget_ns
     served = np.ones(ticks, bool)
     return Schedule(period_ns, budget, end - start, end - due_all, late, served, late[waited])
-
-
-def wait_until(due_ns: int, clock: Callable[[], int], sleep: Callable[[float], object]) -> bool:
-    """Sleep, then spin, until the clock reads `due_ns`; return False at once where it already does."""
-    left = due_ns - clock()
-    if left <= 0:
-        return False
-    if left > SPIN_NS:
-        sleep((left - SPIN_NS) / 1e9)
-    while clock() < due_ns:
-        pass
-    return True
 
 
 def summary(schedule: Schedule) -> dict[str, object]:
