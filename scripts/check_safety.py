@@ -22,8 +22,8 @@ from robotattn.console import Progress, table
 from robotattn.control.safety import JOINTS, Interventions, Limits, SafetyFilter
 from robotattn.envs import EnvConfig, TabletopEnv, make_env
 from robotattn.envs.experts import EXPERTS
-from robotattn.loop import read_observation
 from robotattn.seeds import stream
+from robotattn.sight import read_observation
 from robotattn.types import ActionMode
 
 RATES = (10, 20, 50)  # (Hz)
