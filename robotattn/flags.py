@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import tyro
 
+from robotattn.config import UsageError
+
 T = TypeVar("T")
 
 
@@ -17,14 +19,17 @@ def parse(
     """Read flags into a dataclass or a function's arguments; a mistake exits with 2 and the nearest valid names."""
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(cameras_rule)
-    return tyro.cli(
-        kind,
-        prog=f"robotattn {command.__name__} {shown}".strip(),
-        description=command.__doc__,
-        args=arguments,
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff, *markers),
-        registry=registry,
-    )
+    try:
+        return tyro.cli(
+            kind,
+            prog=f"robotattn {command.__name__} {shown}".strip(),
+            description=command.__doc__,
+            args=arguments,
+            config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff, *markers),
+            registry=registry,
+        )
+    except ValueError as error:  # from a dataclass that checks its values: tyro shows only its own mistakes
+        raise UsageError(str(error)) from None
 
 
 def with_checkpoint(arguments: list[str]) -> list[str]:

@@ -28,6 +28,7 @@ from robotattn.timing import TimingConfig
 
 SCHEMA = 1
 ANYHOW = ("checkpoint", "out", "workers", "batch", "deadline")  # an evaluation's rows do not depend on these
+COUNTING = ("hold", "continue")  # the handlings that execute several actions before they ask again
 Progress = Callable[[str, int, int, str], None]
 
 
@@ -43,7 +44,7 @@ class FrontierConfig:
     late: tuple[Handling, ...] = ("hold", "skip-executed")
     """What becomes of a chunk that comes late."""
     execute: tuple[int, ...] = (1,)
-    """Actions executed of each chunk; only hold and continue count them."""
+    """Actions executed of each chunk; only hold and continue count them, the others have one cell."""
     episodes: int = 100
     """Episodes of a cell, on the same seeds in all."""
     seed: int = 5000
@@ -55,7 +56,7 @@ class FrontierConfig:
     task: Literal["pick_up", "pick_moving", "pick_reversing", "pick_disturbed"] | None = None
     """Which task."""
     workers: int = 2
-    """Processes."""
+    """Processes; 0: this one alone."""
     minutes: float | None = None
     """Begin no cell that would not be done by then, and make the table of what there is; run it again to go on."""
 
@@ -64,7 +65,7 @@ class FrontierConfig:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name}: {' '.join(map(str, values)) or 'none'}, allowed is at least one, none twice")
-        for name, least in (("episodes", 1), ("workers", 1), ("seed", 0)):
+        for name, least in (("episodes", 1), ("workers", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: {getattr(self, name)} is below {least}")
         if min(self.execute) < 1:
@@ -149,7 +150,7 @@ def planned(config: FrontierConfig) -> tuple[list[Cell], list[str]]:
             f"{policy}, {d.name}: {one}" for d, one in zip(devices, found, strict=True) if isinstance(one, str)
         ]
         for late in config.late:
-            for execute in config.execute:
+            for execute in config.execute if late in COUNTING else (1,):
                 if reason := contradiction(subject.config, late, execute):
                     left_out.append(f"{policy}, {late}: {reason}")
                     continue

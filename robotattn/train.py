@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from robotattn import checkpoint
+from robotattn import checkpoint, trained_delay
 from robotattn.config import ONE_OF, UsageError, dumps, from_dict, load, to_dict
+from robotattn.control.clock import parse
+from robotattn.data.delays import Latency
 from robotattn.data.normalise import statistics
 from robotattn.data.windows import IMAGES, Windows
 from robotattn.policies import PolicyConfig, build
@@ -58,6 +60,10 @@ class TrainConfig:
     """Permute colours in object tokens and instruction together."""
     on_bad: Literal["fail", "skip"] = "fail"
     """What to do about a damaged episode."""
+    latency_trace: Path | None = None
+    """Recorded latencies (.json): train for chunks that start when they arrive, each one drawn from these late."""
+    latency: str | None = None
+    """The same with a clock: fixed:80ms, or lognormal:80ms:200ms (median and 99th percentile)."""
     threads: int = 0
     """Threads of torch; 0: as they are. Use 1 when jobs share a machine."""
     device: Literal["auto", "cpu"] = "auto"
@@ -86,6 +92,10 @@ class TrainConfig:
         _require(all(0 <= beta < 1 for beta in self.betas), "betas", "in [0, 1)", self.betas)
         ascending = all(a < b for a, b in zip((0.0, *self.snapshot_minutes), self.snapshot_minutes, strict=False))
         _require(ascending, "snapshot_minutes", "above 0 and ascending", self.snapshot_minutes)
+        only = self.latency is None or self.latency_trace is None
+        _require(only, "latency", "absent where latency_trace names a trace", self.latency)
+        if self.latency is not None:
+            parse(self.latency)
 
 
 def _require(condition: bool, name: str, allowed: str, value: object) -> None:
@@ -93,8 +103,8 @@ def _require(condition: bool, name: str, allowed: str, value: object) -> None:
         raise ValueError(f"{name} must be {allowed}, got {value}")
 
 
-MAY_CHANGE = {"steps", "checkpoint_every", "log_every", "snapshot_minutes", "tracker", "out", "data"}
-"""Fields that may differ when a run is resumed: they do not decide a step (of the data set, the hash is compared)."""
+MAY_CHANGE = {"steps", "checkpoint_every", "log_every", "snapshot_minutes", "tracker", "out", "data", "latency_trace"}
+"""Fields that may differ when a run is resumed: they do not decide a step (of data and traces, hashes are compared)."""
 
 
 def train(
@@ -113,8 +123,10 @@ def train(
         torch.set_num_threads(config.threads)
     accelerator = make_accelerator(config)
     state = open_run(config, resume)
+    delay = trained_delay.read(config.latency_trace, config.latency)
+    _check_same_delay(config, delay, state)
     tokenizer = default_tokenizer()
-    windows = read_windows(config, tokenizer, progress)
+    windows = read_windows(config, tokenizer, progress, None if delay is None else delay.clock.latency)
     dataset = windows.description | {"name": config.data.name, "used": len(windows.lines), "sha256": windows.hash}
     if state and state["dataset"] != dataset["sha256"]:
         raise UsageError(f"{config.data}: the episodes are not those that the run {config.out} was started with")
@@ -124,18 +136,20 @@ def train(
     policy.set_statistics(statistics(windows, warn=log.warning))
 
     def write(folder: Path, averaged: Any, **training: Any) -> None:
-        about = checkpoint.fingerprint(dataset, **training)
+        about = checkpoint.fingerprint(dataset, **training, **({} if delay is None else {"latency": delay.about}))
         checkpoint.save(folder, averaged, to_dict(config), tokenizer, about)
 
     accelerator.wait_for_everyone()  # all have looked at the folder before the first one writes there
     if accelerator.is_main_process:
         create_run(config)
-    keep = {"dataset": dataset["sha256"]}
+    keep = {"dataset": dataset["sha256"], "latency": None if delay is None else delay.identity}
     TrainingLoop(config, policy, windows, write, keep, state, accelerator, progress, callbacks).run()
     return config.out
 
 
-def read_windows(config: TrainConfig, tokenizer: Tokenizer, progress: Progress | None = None) -> Windows:
+def read_windows(
+    config: TrainConfig, tokenizer: Tokenizer, progress: Progress | None = None, latency: Latency | None = None
+) -> Windows:
     """Load the demonstrations that the policy needs; raises UsageError if they do not fit it."""
     policy = config.policy
     if tokenizer.size > policy.vocabulary:
@@ -150,11 +164,14 @@ def read_windows(config: TrainConfig, tokenizer: Tokenizer, progress: Progress |
         objects=policy.objects,
         permute_colours=config.permute_colours,
         on_bad=config.on_bad,
+        latency=latency,
         tokenizer=tokenizer,
         progress=progress,
     )
     if windows.skipped:
         log.warning("%d damaged episodes are left out, the first: %s", len(windows.skipped), windows.skipped[0])
+    if windows.empty > 0.1:
+        log.warning("%.0f %% of the windows have no target left inside their episode", 100 * windows.empty)
     for name, size in policy.cameras.items():
         if (found := windows.frames[IMAGES + name].shape[1:3]) != tuple(size):
             raise UsageError(f"policy cameras: {name}: {list(size)} (height, width), but recorded are {list(found)}")
@@ -194,3 +211,13 @@ def _check_same(config: TrainConfig, earlier: TrainConfig, out: Path) -> None:
         old, new = getattr(earlier, field.name), getattr(config, field.name)
         if old != new and field.name not in MAY_CHANGE:
             raise UsageError(f"{out}: cannot resume with another {field.name}: was {old}, is {new}")
+
+
+def _check_same_delay(config: TrainConfig, delay: trained_delay.TrainedDelay | None, state: dict[str, Any]) -> None:
+    """Refuse to go on with other latencies; where the trace lies may have changed."""
+    was, now = state.get("latency"), None if delay is None else delay.identity
+    if state and was != now:
+        raise UsageError(
+            f"{config.out}: cannot resume with another latency_trace: the run was started with sha256 {was or 'none'}, "
+            f"latency_trace={config.latency_trace} has {now or 'none'}"
+        )

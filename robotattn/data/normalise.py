@@ -28,9 +28,9 @@ POSITION_NAMES = ("x", "y", "z", "yaw")
 def statistics(windows: Windows, floor: float = FLOOR, warn: Callable[[str], None] = warnings.warn) -> Statistics:
     """Return the moments of state, action and position over every window of a dataset.
 
-    action: over the targets inside the episodes, relative to the tool where the policy's are. position: over the cubes
-    that are present. `warn` is told which dimensions have the floor as their scale. Raises ValueError for values that
-    are not finite.
+    action: over the targets inside the episodes, relative to the tool and delayed where the policy's are. position:
+    over the cubes that are present. `warn` is told which dimensions have the floor as their scale. Raises ValueError
+    for values that are not finite.
     """
     positions = windows.frames[POSITION][windows.present[windows.episode]]
     moments = {
@@ -57,7 +57,7 @@ def _steps(windows: Windows) -> Steps:
 
 def _offsets(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
     """Return all targets as offsets ``[n, H, A]`` (the gripper as it is), and which lie inside the episodes."""
-    actions, mask = windows.actions(np.arange(len(windows)))
+    actions, mask = windows.typical_actions(np.arange(len(windows)))
     if windows.action_mode == "joint":
         actions[..., :-1] -= windows.frames[STATE][:, None, : actions.shape[-1] - 1]
     return actions, mask
@@ -65,7 +65,7 @@ def _offsets(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
 
 def _actions(windows: Windows) -> Iterator[np.ndarray]:
     for start in range(0, len(windows), BLOCK):
-        actions, mask = windows.actions(np.arange(start, min(start + BLOCK, len(windows))))
+        actions, mask = windows.typical_actions(np.arange(start, min(start + BLOCK, len(windows))))
         yield actions[mask]
 
 

@@ -4,7 +4,8 @@ Every frame of every episode is one window. Frames lie in a few large arrays (im
 per column. Targets in tool mode are relative to the tool pose at t; past the end of an episode the last target is
 repeated and masked. The instruction is rendered anew from the templates each time, and so are sentences that name the
 other objects in view: every frame can teach where each of them is. With a history, what was seen at the ticks before
-comes too, oldest first; before an episode's start its first frame is repeated, with that frame's true age.
+comes too, oldest first; before an episode's start its first frame is repeated, with that frame's true age. With a
+latency the targets are those from its arrival on (`robotattn.data.delays`); what was seen stays that of t.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import torch
 
 from robotattn.config import UsageError
 from robotattn.control.chunks import relative
-from robotattn.data import store
+from robotattn.data import delays, store
 from robotattn.instructions import sentences
 from robotattn.tokens.text import Tokenizer
 from robotattn.types import COLOURS, ActionMode, tool_pose
@@ -36,7 +37,7 @@ class Windows:
     ticks that a window has seen, the last one t; above 1, images, objects and the labels of each tick have an axis for
     them behind the batch's. episodes: only the first n. objects: give object tokens. permute_colours: rename the
     colours at random in each sample, in object tokens and instruction together. on_bad: whether a damaged file ends
-    the loading or is left out.
+    the loading or is left out. latency: by how much (ns) the targets of each window are later, drawn for each sample.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Windows:
         objects: bool = False,
         permute_colours: bool = False,
         on_bad: Literal["fail", "skip"] = "fail",
+        latency: delays.Latency | None = None,
         progress: Progress | None = None,
     ) -> None:
         if chunk < 1:
@@ -66,6 +68,8 @@ class Windows:
         self.description = store.read_dataset(self.folder)
         self._columns = self._wanted(objects)
         self._load(self._lines(episodes), progress)
+        self.latency, self.empty = latency, 0.0
+        self.delay = None if latency is None else self._typical(latency)
         language = str(self.description["env"].get("language", "both"))
         rendered = [sentences(colour, language) for colour in COLOURS]
         self.templates = len(rendered[0])
@@ -148,13 +152,32 @@ class Windows:
             raise store.BadEpisode(f"{path}: episode {episode.attributes['index']}: lacks /{', /'.join(missing)}")
         return episode
 
+    def _typical(self, latency: delays.Latency) -> delays.Delay:
+        """Draw one delay for every window, always the same; check that a target is left inside the episodes."""
+        drawn = delays.draw(latency, self.period, len(self), np.random.default_rng(0))
+        starts = drawn.instants(np.arange(len(self))[:, None])[:, 0]
+        self.empty = float(np.mean(starts > self.last))  # share of windows without any target
+        if self.empty == 1.0:
+            shortest = (drawn.rows + drawn.part).min() * self.period / 1e6
+            longest = (self.last - self.first).max() * self.period / 1e6
+            raise UsageError(
+                f"{self.folder}: latency: {shortest:g} ms at least, but no target lies so long after an observation: "
+                f"the longest episode has its last one at {longest:g} ms; allowed is a shorter latency"
+            )
+        return drawn
+
     # ------------------------------------------------------------------------------------------ batches
 
     def __len__(self) -> int:
         return len(self.last)
 
+    @property
+    def period(self) -> int:
+        """Time between rows (ns)."""
+        return round(1e9 / self.description["env"]["hz"])
+
     def batch(self, indices: np.ndarray, generator: np.random.Generator) -> Batch:
-        """Gather windows ``[B]``; the generator draws sentences and colour permutations.
+        """Gather windows ``[B]``; the generator draws sentences, colour permutations and, last, latencies.
 
         The same indices and generator state give the same batch.
         """
@@ -164,7 +187,8 @@ class Windows:
         order = self._colour_order(len(indices), generator)
         names = self._names(np.take_along_axis(order, self.colour[episode], axis=1), present, generator)
         spoken = np.take_along_axis(names, target[:, None], axis=1)[:, 0]
-        actions, actions_mask = self.actions(indices)
+        delay = None if self.latency is None else delays.draw(self.latency, self.period, len(indices), generator)
+        actions, actions_mask = self.actions(indices, delay)
         seen = self.seen(indices)
         batch: Batch = {
             "state": self.frames[STATE][indices],
@@ -189,14 +213,22 @@ class Windows:
             return indices
         return np.maximum(indices[:, None] + self.ticks, self.first[indices][:, None])
 
-    def actions(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def actions(self, indices: np.ndarray, delay: delays.Delay | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the targets of windows, float32 ``[B, H, A]``, and which of them lie inside the episode ``[B, H]``."""
         rows, last = indices[:, None] + np.arange(self.chunk), self.last[indices][:, None]
-        targets = self.frames[self._target][np.minimum(rows, last)]
+        column = self.frames[self._target]
+        if delay is None:
+            targets, instants = column[np.minimum(rows, last)], rows
+        else:
+            targets, instants = delay.read(column, rows, last, self.action_mode), delay.instants(rows)
         if self.action_mode == "tool":
             pose = tool_pose(self.frames[STATE][indices].astype(np.float64))
             targets = relative(targets, pose[:, None])
-        return targets.astype(np.float32), rows <= last
+        return targets.astype(np.float32), instants <= last
+
+    def typical_actions(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return `actions` with one fixed draw of each window's latency: what statistics are made of."""
+        return self.actions(indices, None if self.delay is None else self.delay.of(indices))
 
     def _colour_order(self, count: int, generator: np.random.Generator) -> np.ndarray:
         """Return which colour each colour becomes, ``[B, 6]``."""
