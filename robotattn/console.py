@@ -11,6 +11,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
+WIDE = 160  # columns of a table where there is no terminal that has fewer
 LINE_SECONDS = 10.0  # between lines of progress where there is no terminal to draw a bar on
 
 
@@ -71,7 +72,10 @@ def table(title: str, rows: Iterable[Sequence[Any]], titles: Sequence[str] = ())
         drawn.add_column(heading)
     for row in rows:
         drawn.add_row(*(cell(value) for value in row))
-    Console().print(drawn)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    console.print(drawn)
 
 
 def pick(result: Mapping[str, Any], names: str) -> list[tuple[str, Any]]:

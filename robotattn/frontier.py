@@ -100,7 +100,8 @@ def frontier(config: FrontierConfig, progress: Progress | None = None) -> dict[s
     cells, left_out = planned(config)
     found = {cell.name: data for cell in cells if (data := finished(cell)) is not None}
     there = len(found)
-    for cell, data in _run([cell for cell in cells if cell.name not in found], config, began, progress):
+    waiting = [cell for cell in cells if cell.name not in found]
+    for cell, data in _run(waiting, there, config, began, progress):
         found[cell.name] = data
     done = [cell for cell in cells if cell.name in found]
     result = {
@@ -119,14 +120,14 @@ def frontier(config: FrontierConfig, progress: Progress | None = None) -> dict[s
 
 
 def _run(
-    cells: Sequence[Cell], config: FrontierConfig, began: float, progress: Progress | None
+    cells: Sequence[Cell], there: int, config: FrontierConfig, began: float, progress: Progress | None
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Run cells one after the other, as long as the time allows that is left for them."""
+    """Run cells one after the other, as long as the time allows that is left for them. there: cells done before."""
     for index, cell in enumerate(cells):
         spent = time.monotonic() - began
         if config.minutes is not None and index and spent * (index + 1) / index > 60 * config.minutes:
             return
-        first, total = index * config.episodes, len(cells) * config.episodes
+        first, total = (there + index) * config.episodes, (there + len(cells)) * config.episodes
 
         def shown(what: str, done: int, of: int, cell: Cell = cell, first: int = first, total: int = total) -> None:
             if progress is not None:
@@ -178,7 +179,7 @@ def _cell(
     config: FrontierConfig, folder: Path, policy: str, subject: Subject, source: Source, late: Handling, execute: int
 ) -> Cell:
     name = slug(f"{policy}-{source.device}-{late}-{execute}")
-    timing = TimingConfig(source.word, _written(source.trace, config.out, policy, source.device), late=late)
+    timing = TimingConfig(source.word, _written(source.trace_of, config.out, policy, source.device), late=late)
     evaluated = EvaluateConfig(
         checkpoint=folder,
         task=config.task,

@@ -1,6 +1,5 @@
 """The picture and the page of a frontier: success against latency, the joined table, where each figure is from."""
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,9 +39,10 @@ def draw(rows: Sequence[Row]) -> Any:
     for axis, (key, title) in zip(axes, PANELS, strict=True):
         for row in shown:
             _mark(axis, row, key, place[row["cell"]], rows)
-        axis.set(xscale="log", ylim=(-3, 108), title=title, ylabel="% of episodes, 95 % interval")
+        axis.set(xscale="log", title=title, ylabel="% of episodes, 95 % interval")
         axis.set_xlabel("p99 of an inference (ms)")
         _ticks(axis, shown)
+        _devices(axis, shown, rows)
     for device in dict.fromkeys(row["device"] for row in shown):
         _front(axes[0], [row for row in shown if row["device"] == device and row["front"]])
     _legend(figure, axes[0], rows)
@@ -85,7 +85,7 @@ def _mark(axis: Any, row: Row, key: str, x: float, rows: Sequence[Row]) -> None:
 
 
 def _front(axis: Any, rows: Sequence[Row]) -> None:
-    """Draw one device's front, and its name above the fastest row of it."""
+    """Draw one device's front, if it is more than a point."""
     points = sorted({(row["latency_ms"]["p99"], 100 * row["success"]["rate"]) for row in rows})
     if len(points) > 1:
         axis.plot(
@@ -94,7 +94,7 @@ def _front(axis: Any, rows: Sequence[Row]) -> None:
 
 
 def _ticks(axis: Any, rows: Sequence[Row]) -> None:
-    """Round numbers written out, 0 where no latency stands, and the devices' names along the top."""
+    """Round numbers written out, and 0 where no latency stands."""
     times = [row["latency_ms"]["p99"] for row in rows]
     left, most = _left(rows), max([1.0, *times])
     least = min((time for time in times if time > 0), default=1.0)
@@ -102,11 +102,21 @@ def _ticks(axis: Any, rows: Sequence[Row]) -> None:
     zero = [left] if 0 in times else []
     axis.set_xticks(zero + marks, ["0"] * len(zero) + [f"{mark:g}" for mark in marks])
     axis.minorticks_off()
-    axis.set_xlim((left if zero else least) / 1.6, most * 1.6)
-    for device in dict.fromkeys(row["device"] for row in rows):
-        mine = [row["latency_ms"]["p99"] or left for row in rows if row["device"] == device]
-        middle = math.sqrt(min(mine) * max(mine))
-        axis.text(middle, 105, device, ha="center", va="center", fontsize=8, color=GREY)
+    axis.set_xlim((left if zero else least) / 1.6, most * 3)
+
+
+def _devices(axis: Any, rows: Sequence[Row], every: Sequence[Row]) -> None:
+    """Draw a line for each device along the top, with a dot where each policy stands: which is what below."""
+    names, left = list(dict.fromkeys(row["device"] for row in rows)), _left(rows)
+    for line, device in enumerate(reversed(names)):
+        y, mine = 108 + 7 * line, [row for row in rows if row["device"] == device]
+        times = [row["latency_ms"]["p99"] or left for row in mine]
+        axis.plot([min(times), max(times)], [y, y], color=GREY, linewidth=0.6, zorder=1)
+        for row, time in zip(mine, times, strict=True):
+            axis.plot([time], [y], marker="o", markersize=3.5, color=_look(row, every)["color"], zorder=2)
+        axis.annotate(device, (max(times), y), (6, 0), textcoords="offset points", va="center", fontsize=8, color=GREY)
+    axis.set_ylim(-3, 108 + 7 * len(names))
+    axis.set_yticks(range(0, 101, 20))
 
 
 def _legend(figure: Any, axis: Any, rows: Sequence[Row]) -> None:

@@ -1,10 +1,11 @@
 """The rows of the joined table: what a cell costs, what it achieves, how late it is, and what beats what.
 
 The front is of one device at a time, since the device is given and the policy is chosen: a row is on it if no other row
-of its device has at least its success rate in at most its p99 latency, one of them strictly. Differences are paired,
-over the same seeds.
+of its device is at least as good in at most its p99 latency, one of them strictly. Better is more success; of equal
+success, more within 3 s; of equal again, the shorter mean time to success. Differences are paired, over the same seeds.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -77,7 +78,7 @@ def rows(found: Sequence[Row]) -> list[Row]:
         against = next((other for other in found if other["zero"] and all(other[k] == one[k] for k in SAME)), None)
         best = max(
             (o for o in found if (o["policy"], o["device"]) == (one["policy"], one["device"])),
-            key=lambda o: o["success"]["rate"],
+            key=worth,
         )
         one["against_no_latency"] = difference(against, one)
         one["against_best_handling"] = difference(best, one)
@@ -90,10 +91,16 @@ def mark_fronts(found: Sequence[Row]) -> None:
         one["front"] = False
     for device in dict.fromkeys(one["device"] for one in found):
         mine = [one for one in found if one["device"] == device and one["latency_ms"]["p99"] is not None]
-        views = [{"success": one["success"]["rate"], "p99": one["latency_ms"]["p99"]} for one in mine]
+        views = [{"success": worth(one), "p99": one["latency_ms"]["p99"]} for one in mine]
         mark_front(views, "success", "p99")
         for one, view in zip(mine, views, strict=True):
             one["front"] = view["front"]
+
+
+def worth(one: Row) -> tuple[float, float, float]:
+    """What makes a row better, the first difference deciding: success, success within 3 s, a short time to success."""
+    seconds = one["time_to_success_s"]
+    return one["success"]["rate"], one["success_within_3_s"]["rate"], -seconds["mean"] if seconds else -math.inf
 
 
 def difference(a: Row | None, b: Row) -> Row | None:

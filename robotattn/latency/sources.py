@@ -41,7 +41,7 @@ class Source:
     p99: float | None
     tail: bool
     """Whether latencies differ at all: without a tail, p99 is but p50."""
-    trace: Trace | None = None
+    trace_of: Trace | None = None
     word: str | None = None
     """Of a clock, where there is no trace."""
 
