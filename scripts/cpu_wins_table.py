@@ -1,15 +1,17 @@
-"""The rows of study_cpu_wins.py: two ways, their times, how far the actions are apart, and whether the win holds."""
+"""The rows of study_cpu_wins.py: ways in turn, their times, how far the actions are apart, and whether a win holds."""
 
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from time import monotonic, thread_time_ns
 from typing import Any
 
 from bench_decoders import summary, written
 
+from robotattn.latency.measure import Clock, quiet
 from robotattn.latency.modes import Parity
 
+CLOCK = Clock("cpu")
 WAYS = ("float32", "int8")
-Times = dict[str, dict[str, list[float]]]
-"""Way → part of a step → times (ms), one a round."""
 TITLES = (
     "policy (weights)",
     "from",
@@ -17,6 +19,7 @@ TITLES = (
     "of",
     "ms",
     "times as fast",
+    "by the wall's clock",
     "largest, mean action error",
     "success, float32 and int8",
     "int8 - float32",
@@ -24,14 +27,59 @@ TITLES = (
 )
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Time (ms) on the wall's clock, and the processor's on this thread: what one core to itself would take."""
+
+    wall: float
+    cpu: float
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(self.wall + other.wall, self.cpu + other.cpu)
+
+
+Times = dict[str, dict[str, list[Spent]]]
+"""Way → part of a step → its time in each round."""
+Timed = Callable[[dict[str, object]], dict[str, Spent]]
+"""Runs one observation and says how long its parts took."""
+
+
+def alternate(rounds: int, seconds: float, ways: dict[str, Timed], batches: Sequence[dict[str, object]]) -> Times:
+    """Run the ways in turn, on the same observation in each round; return the times of each way and part."""
+    times: Times = {name: {} for name in ways}
+    end = monotonic() + seconds
+    with quiet():
+        for turn in range(-1, rounds):
+            if turn >= 5 and monotonic() > end:
+                break
+            for name, work in ways.items():
+                for part, spent in work(batches[turn % len(batches)]).items():
+                    if turn >= 0:  # the first round warms up
+                        times[name].setdefault(part, []).append(spent)
+    return times
+
+
+def clock(work: Callable[[], Any]) -> tuple[Any, Spent]:
+    """Return what work returns, and its time."""
+    began = thread_time_ns()
+    result, wall = CLOCK.time(work)
+    return result, Spent(wall / 1e6, (thread_time_ns() - began) / 1e6)
+
+
 def compared(
-    win: str, policy: tuple[str, str], ways: tuple[str, str], part: str, times: Times, same: Parity
+    win: str, policy: tuple[str, str], ways: tuple[str, str], part: str, times: Times, same: Parity, alone: bool = True
 ) -> dict[str, Any]:
     """Return one row: a part of the step, timed in two ways, and how far the actions are from eager float32.
 
-    policy: its name, and whether its weights are trained or random.
+    policy: its name, and whether its weights are trained or random. alone: one thread did it all, so that its processor
+    time is compared, which others on the machine disturb less; else the wall's. Both are in the row.
     """
     slow, fast = (times[way][part] for way in ways)
+    kinds = {"cpu": [(a.cpu, b.cpu) for a, b in zip(slow, fast, strict=True)]} if alone else {}
+    kinds["wall"] = [(a.wall, b.wall) for a, b in zip(slow, fast, strict=True)]
+    found = {kind: {"before": [a for a, _ in pairs], "after": [b for _, b in pairs]} for kind, pairs in kinds.items()}
+    ratios = {f"{kind}_ratio": summary([a / b for a, b in pairs]) for kind, pairs in kinds.items()}
+    clocked = "cpu" if alone else "wall"
     return {
         "win": win,
         "policy": policy[0],
@@ -39,9 +87,10 @@ def compared(
         "before": ways[0],
         "after": ways[1],
         "measured": part,
-        "before_ms": summary(slow),
-        "after_ms": summary(fast),
-        "ratio": summary([a / b for a, b in zip(slow, fast, strict=True)]),
+        "clock": clocked,
+        **{f"{when}_ms": summary(values) for when, values in found[clocked].items()},
+        "ratio": ratios[f"{clocked}_ratio"],
+        **ratios,
         "actions": asdict(same),
         "success": None,
     }
@@ -73,7 +122,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         difference = f"{100 * gap['difference']:+.1f} ({100 * gap['low']:+.1f} to {100 * gap['high']:+.1f}) points"
     times = f"{row['before_ms']['median']:.2f} to {row['after_ms']['median']:.2f}"
     head = (f"{row['policy']} ({row['weights']})", row["before"], row["after"], row["measured"])
-    return (*head, times, written(row["ratio"]), errors, rates, difference, row["verdict"])
+    return (*head, times, written(row["ratio"]), written(row["wall_ratio"]), errors, rates, difference, row["verdict"])
 
 
 def _rate(found: dict[str, Any]) -> str:

@@ -8,7 +8,8 @@
     python scripts/study_cpu_wins.py --core 1      # about 5 minutes
 
 The second and third are timed on one core. The worked policies of 605 prefix tokens have random weights: time and
-action errors are theirs, success is not. A figure is the median over rounds, its interval a bootstrap of 95 %.
+action errors are theirs, success is not. A figure is the median over rounds, its interval a bootstrap of 95 %; where
+one thread does the work its processor time is compared (the wall's is beside it), where threads matter the wall's.
 """
 
 import json
@@ -18,14 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import torch
 import tyro
 from bench_decoders import denoise_anew
-from cpu_wins_table import TITLES, WAYS, Times, cells, compared, verdict
+from cpu_wins_table import TITLES, WAYS, Spent, alternate, cells, clock, compared, verdict
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -40,7 +41,6 @@ from robotattn.data.workers import run_tasks
 from robotattn.envs import EnvConfig, make_env
 from robotattn.evaluate import success_rate, write_json
 from robotattn.latency.environment import environment, load
-from robotattn.latency.measure import Clock, quiet
 from robotattn.latency.modes import in_int8, parity, prepare, probe, use_kernel, using
 from robotattn.latency.subject import of_checkpoint, of_policy
 from robotattn.loop import read_observation, run_episodes
@@ -51,13 +51,12 @@ from robotattn.policies.blockwise import Blockwise
 from robotattn.seeds import stream
 from robotattn.statistics import paired_difference
 from robotattn.tokens.sequence import Tokens
-from robotattn.types import Observation
+from robotattn.types import Episode
 
 PIXELS = ("act_pixels", "autoregressive_pixels", "blockwise_pixels")
-STATE = ("act_state", "autoregressive_state", "blockwise_state")
-CLOCK = Clock("cpu")
+STATE = ("autoregressive_state",)
 SIDE_BY_SIDE = 8  # environments of a worker
-KEPT = 6  # episodes whose observations are used for timing and action errors
+SEEN = 3  # episodes whose observations are used for timing and action errors
 DEADLINE = 900.0  # for the episodes of one policy (s)
 _SIZE: dict[str, Any] = {
     "cameras": dict.fromkeys(("front", "wrist", "left"), (224, 224)), "stem": "patch", "patch": 16,
@@ -82,7 +81,7 @@ class Study:
     out: Path = Path("results/cpu")
     """Folder of wins.json and wins.md."""
     trained: tuple[str, ...] = PIXELS + STATE
-    """Trained policies; those with pixels come first."""
+    """Trained policies."""
     worked: tuple[str, ...] = tuple(WORKED)
     """Policies of 605 prefix tokens, with random weights."""
     episodes: int = 100
@@ -114,17 +113,8 @@ class Case:
         return self.name, self.weights
 
 
-@dataclass(frozen=True)
-class Rolled:
-    """What came of a policy's episodes: success by seed, and what it saw in the first ones."""
-
-    successes: tuple[bool, ...]
-    seen: tuple[Observation, ...]
-
-
-Outcomes = dict[tuple[str, str], Rolled]
-Timed = Callable[[dict[str, object]], dict[str, float]]
-"""Runs one observation and says how long its parts took (ms)."""
+Outcomes = dict[tuple[str, str], list[bool]]
+"""Policy and way → success of each episode."""
 
 
 def main(study: Study) -> None:
@@ -135,7 +125,7 @@ def main(study: Study) -> None:
     with Progress(console=Console(stderr=True)) as bars:
         outcomes = episodes(study, bars)
         before = environment(torch.device("cpu"), study.seed)
-        rows = measure(study, cases(study, outcomes), default, bars)
+        rows = measure(study, cases(study), default, bars)
     for row in rows:
         if row["win"] == "int8":
             row["success"] = success(row["policy"], outcomes)
@@ -164,46 +154,57 @@ def main(study: Study) -> None:
 
 
 def episodes(study: Study, bars: Progress) -> Outcomes:
-    """Run every trained policy in float32 and in int8 on the same seeds."""
-    tasks = [(name, way) for name in study.trained for way in WAYS]
+    """Run every trained policy in float32 and in int8 on the same seeds; episodes that are in the file are not run."""
+    file, tasks = study.out / "wins_episodes.json", [(name, way) for name in study.trained for way in WAYS]
     bar, found = bars.add_task("episodes", total=len(tasks)), Outcomes()
-    for task, rolled in run_tasks(partial(opened, study, tasks), range(len(tasks)), study.workers, DEADLINE):
-        found[task] = rolled
+    data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for name, way in tasks:
+        if data.get(f"{name} {way}", {}).get("of") == origin(study, name):
+            found[name, way] = data[f"{name} {way}"]["successes"]
+    left = [task for task in tasks if task not in found]
+    bars.update(bar, completed=len(found))
+    for (name, way), successes in run_tasks(partial(opened, study, left), range(len(left)), study.workers, DEADLINE):
+        found[name, way] = successes
+        write_json(file, data := data | {f"{name} {way}": {"of": origin(study, name), "successes": successes}})
         bars.advance(bar)
     return found
+
+
+def origin(study: Study, name: str) -> dict[str, Any]:
+    """What episodes depend on: their seeds and the weights."""
+    weights = (study.runs / name / "checkpoint" / "model.safetensors").read_bytes()
+    return {"seed": study.seed, "episodes": study.episodes, "weights": sha256(weights).hexdigest()}
 
 
 @contextmanager
 def opened(study: Study, tasks: Sequence[tuple[str, str]]) -> Iterator[Callable[[int], Any]]:
     """Give a worker the function that runs all episodes of one task."""
     torch.set_num_threads(1)
-    yield lambda index: (tasks[index], roll_out(study, *tasks[index]))
+    yield lambda index: (tasks[index], [one.success for one in roll_out(study, *tasks[index], study.episodes)])
 
 
-def roll_out(study: Study, name: str, way: str) -> Rolled:
-    """Run one policy in one way, on as many seeds as the study has episodes."""
+def roll_out(study: Study, name: str, way: str, count: int, keep: bool = False) -> list[Episode]:
+    """Run one policy in one way on so many of the study's seeds; keep what it saw if asked to."""
     folder = study.runs / name / "checkpoint"
     subject, loaded = of_checkpoint(folder, "cpu", None), checkpoint.load(folder)
     trained = from_dict(EnvConfig, loaded.env, f"{name}: env")
-    envs = [make_env(trained) for _ in range(SIDE_BY_SIDE)]
-    seeds = stream("evaluate", study.seed, study.episodes)
+    envs = [make_env(trained) for _ in range(min(SIDE_BY_SIDE, count))]
+    seeds = stream("evaluate", study.seed, count)
     first = read_observation(envs[0].reset(seed=seeds[0])[0])
     act = prepare(subject.policy, "int8" if way == "int8" else "eager", subject.batcher.batch([first], subject.length))
     agent = PolicyAgent(act, subject.batcher, 1 / trained.hz, subject.policy.action_mode == "tool")
     agent.micro_batch = exact_micro_batch(agent, first, SIDE_BY_SIDE)
-    kept = set(seeds[:KEPT]) if way == "float32" else set[int]()
-    found = sorted(run_episodes(envs, agent, seeds, keep=kept.__contains__), key=lambda one: seeds.index(one.seed))
+    found = sorted(run_episodes(envs, agent, seeds, keep=lambda seed: keep), key=lambda one: seeds.index(one.seed))
     for env in envs:
         env.close()
-    seen = tuple(step.observation for episode in found for step in episode.rows)
-    return Rolled(tuple(episode.success for episode in found), seen)
+    return found
 
 
 def success(name: str, outcomes: Outcomes) -> dict[str, Any] | None:
     """Success of a trained policy in both ways, with intervals, and the paired difference int8 - float32."""
     if (name, "int8") not in outcomes:
         return None
-    pair = {way: outcomes[name, way].successes for way in WAYS}
+    pair = {way: outcomes[name, way] for way in WAYS}
     rates = {way: success_rate([{"success": one} for one in found]) for way, found in pair.items()}
     return {**rates, "difference": asdict(paired_difference(pair["float32"], pair["int8"]))}
 
@@ -211,12 +212,12 @@ def success(name: str, outcomes: Outcomes) -> dict[str, Any] | None:
 # ------------------------------------------------------------------------------------------ time
 
 
-def cases(study: Study, outcomes: Outcomes) -> list[Case]:
+def cases(study: Study) -> list[Case]:
     """The trained policies with observations of their own episodes, and the worked ones with random ones."""
     found = []
     for name in study.trained:
         subject = of_checkpoint(study.runs / name / "checkpoint", "cpu", None)
-        seen = outcomes[name, "float32"].seen
+        seen = [step.observation for one in roll_out(study, name, "float32", SEEN, keep=True) for step in one.rows]
         found.append(Case(name, "trained", subject.policy, [subject.batcher.batch([one]) for one in seen]))
     for name in study.worked:
         subject = of_policy(name, WORKED[name], "cpu", seed=study.seed)
@@ -256,7 +257,7 @@ def probed(study: Study, case: Case, default: int) -> list[dict[str, Any]]:
     pair: tuple[tuple[int, Kernel], ...] = ((default, "sdpa"), (found["threads"], found["kernel"]))
     before, after = (f"{threads} thread{'s' * (threads > 1)}, {kernel}" for threads, kernel in pair)
 
-    def timed(way: tuple[int, Kernel], batch: dict[str, object]) -> dict[str, float]:
+    def timed(way: tuple[int, Kernel], batch: dict[str, object]) -> dict[str, Spent]:
         with using(policy, *way):
             policy.act(batch)  # a pool of threads of another size starts first
             return {"step": clock(lambda: policy.act(batch))[1]}
@@ -267,9 +268,9 @@ def probed(study: Study, case: Case, default: int) -> list[dict[str, Any]]:
 
     use_kernel(policy, "sdpa")  # a program would leave the choice set; here others are measured after it
     ways = {before: partial(timed, pair[0]), after: partial(timed, pair[1])}
-    times = alternate(study, ways, batches)
+    times = alternate(study.rounds, study.seconds, ways, batches)
     same = parity(policy, chosen, spread(batches, 8), exact=True)
-    row = compared("probe", case.label, (before, after), "step", times, same)
+    row = compared("probe", case.label, (before, after), "step", times, same, alone=False)
     return [row | {"candidates": found["candidates"]}]
 
 
@@ -278,12 +279,14 @@ def rounded(study: Study, case: Case) -> list[dict[str, Any]]:
     policy = case.policy
     ways = {"float32": policy, "float32, fused": fuse(policy), "int8, fused": in_int8(policy, case.batches[0])}
 
-    def timed(one: Policy, batch: dict[str, object]) -> dict[str, float]:
+    def timed(one: Policy, batch: dict[str, object]) -> dict[str, Spent]:
         memory, first = clock(lambda: one.prefill(one.tokenize(batch)))
         _, second = clock(lambda: one.decode(memory))
         return {"decode": second, "step": first + second}
 
-    times = alternate(study, {name: partial(timed, one) for name, one in ways.items()}, case.batches)
+    times = alternate(
+        study.rounds, study.seconds, {name: partial(timed, one) for name, one in ways.items()}, case.batches
+    )
     same = parity(policy, ways["int8, fused"].act, spread(case.batches, 32), exact=False)
     pairs = (("float32", "decode"), ("float32", "step"), ("float32, fused", "decode"))
     return [compared("int8", case.label, (one, "int8, fused"), what, times, same) for one, what in pairs]
@@ -295,12 +298,14 @@ def kept(study: Study, case: Case) -> list[dict[str, Any]]:
     if not isinstance(policy, Autoregressive | Blockwise):
         return []  # one pass decodes all actions: nothing is read twice
 
-    def timed(work: Callable[[Tokens], Tensor], batch: dict[str, object]) -> dict[str, float]:
+    def timed(work: Callable[[Tokens], Tensor], batch: dict[str, object]) -> dict[str, Spent]:
         tokens = policy.tokenize(batch)
         return {"prefix, decode": clock(lambda: work(tokens))[1]}
 
     ways = {"uncached": partial(uncached, policy), "cached": lambda tokens: policy.decode(policy.prefill(tokens))}
-    times = alternate(study, {name: partial(timed, work) for name, work in ways.items()}, case.batches)
+    times = alternate(
+        study.rounds, study.seconds, {name: partial(timed, work) for name, work in ways.items()}, case.batches
+    )
     same = parity(policy, lambda batch: uncached(policy, policy.tokenize(batch)), spread(case.batches, 4), exact=True)
     return [compared("cache", case.label, ("uncached", "cached"), "prefix, decode", times, same)]
 
@@ -320,27 +325,6 @@ def uncached(policy: Autoregressive | Blockwise, tokens: Tokens) -> Tensor:
         out = policy.decoder(x, policy.mask(memory.mask.shape[1]), cache=recall(memory))[:, -1]
         ids.flatten(1)[:, place] = policy.head.score(out, place % policy.bins.size).argmax(dim=-1)
     return policy.units.actions(policy.bins.decode(ids), memory.state)
-
-
-def alternate(study: Study, ways: dict[str, Timed], batches: Sequence[dict[str, object]]) -> Times:
-    """Run the ways in turn, on the same observation in each round; return the times (ms) of each way and part."""
-    times: Times = {name: {} for name in ways}
-    end = monotonic() + study.seconds
-    with quiet():
-        for turn in range(-1, study.rounds):
-            if turn >= 5 and monotonic() > end:
-                break
-            for name, work in ways.items():
-                for part, spent in work(batches[turn % len(batches)]).items():
-                    if turn >= 0:  # the first round warms up
-                        times[name].setdefault(part, []).append(spent)
-    return times
-
-
-def clock(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what work returns, and its time (ms)."""
-    result, spent = CLOCK.time(work)
-    return result, spent / 1e6
 
 
 def spread(batches: Sequence[dict[str, object]], count: int) -> Sequence[dict[str, object]]:
