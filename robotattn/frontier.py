@@ -57,6 +57,8 @@ class FrontierConfig:
     """Which task."""
     workers: int = 2
     """Processes; 0: this one alone."""
+    batch: int = 32
+    """Episodes that a process runs side by side: late chunks are asked for at different ticks, and planned together."""
     minutes: float | None = None
     """Begin no cell that would not be done by then, and make the table of what there is; run it again to go on."""
 
@@ -65,7 +67,7 @@ class FrontierConfig:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name}: {' '.join(map(str, values)) or 'none'}, allowed is at least one, none twice")
-        for name, least in (("episodes", 1), ("workers", 0), ("seed", 0)):
+        for name, least in (("episodes", 1), ("workers", 0), ("batch", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: {getattr(self, name)} is below {least}")
         if min(self.execute) < 1:
@@ -186,6 +188,7 @@ def _cell(
         episodes=config.episodes,
         seed=config.seed,
         workers=config.workers,
+        batch=min(config.batch, config.episodes),
         execute=execute,
         hz=config.hz,
         timing=timing,
