@@ -80,7 +80,7 @@ def recovered(rows: Sequence[Row], cells: Mapping[str, Sequence[Row]]) -> list[s
         lost = sum(soon(cells[free["cell"]]).values()) - sum(a.values())
         pairs = paired_difference([a[seed] for seed in b], list(b.values()))
         share = f"{(sum(b.values()) - sum(a.values())) / lost:.0%}" if lost > 0 else "nothing lost"
-        shown = f"{100 * pairs.value:+.0f} [{100 * pairs.low:+.0f}, {100 * pairs.high:+.0f}]"
+        shown = f"{100 * pairs.difference:+.0f} [{100 * pairs.low:+.0f}, {100 * pairs.high:+.0f}]"
         lines.append(f"| {policy} | {device} | {sum(a.values())} | {late} | {shown} | {share} |")
     return lines
 
