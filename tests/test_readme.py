@@ -21,6 +21,8 @@ STAGES = {  # where each command gets its work done
     "evaluate": "robotattn.evaluate",
     "profile": "robotattn.latency.profile",
     "plan": "robotattn.latency.plan",
+    "frontier": "robotattn.frontier",
+    "live": "robotattn.live",
     "compare": "robotattn.compare",
     "report": "robotattn.report",
     "experiments": "robotattn.experiments.suite",
