@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 
 from robotattn.assets import path
-from robotattn.envs.scene import HOME
+from robotattn.envs.scene import FINGER_TRAVEL, HOME
 
 DAMPING = 0.02
 ITERATIONS = 20
@@ -30,11 +30,18 @@ class Arm:
         self.site = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_SITE, "tool")
         self.low, self.high = self.model.jnt_range[:7].T.copy()
         self._jacobian = np.zeros((6, self.model.nv))
+        self._hull = _Hull(self.model)
 
     def tool_pose(self, joints: np.ndarray) -> np.ndarray:
         """Tool pose ``[4]`` at joint positions ``[7]`` (rad)."""
         self._place(joints)
         return np.array([*self.data.site_xpos[self.site], yaw_of(self.data.site_xmat[self.site])])
+
+    def reach(self, joints: np.ndarray) -> np.ndarray:
+        """Tool x, y, z and height of the arm's lowest point, fingers open, ``[4]`` (m) at joint positions ``[7]``."""
+        self._hull.joints[:] = joints
+        mujoco.mj_kinematics(self.model, self._hull.data)
+        return np.array([*self._hull.sites[self.site].tolist(), self._hull.lowest()])
 
     def solve(self, pose: np.ndarray, start: np.ndarray, iterations: int = ITERATIONS) -> np.ndarray:
         """Joint positions ``[7]`` (rad, within limits) that bring the tool to `pose` ``[4]``, searched from `start`."""
@@ -68,3 +75,30 @@ class Arm:
         inverse = jacobian.T @ damped
         posture = POSTURE_GAIN * (HOME - joints)
         return inverse @ (error - jacobian @ posture) + posture
+
+
+class _Hull:
+    """The parts of the arm that can touch something, with the fingers open: then those of a tilted hand reach lowest.
+
+    A box goes as far as its half sides from its centre; a capsule as far as half its axis, and its radius around that.
+    Only views of MuJoCo's arrays and space to work in are kept: the safety filter asks several times a tick.
+    """
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self.data = mujoco.MjData(model)
+        self.data.qpos[7:9] = FINGER_TRAVEL
+        self.joints, self.sites = self.data.qpos[:7], self.data.site_xpos
+        parts = np.flatnonzero(model.geom_contype)
+        run = slice(parts[0], parts[-1] + 1)  # a slice gives views: these parts follow one another
+        self._heights, self._axes = self.data.geom_xpos[run, 2], self.data.geom_xmat[run, 6:9]
+        size, capsule = model.geom_size[run], model.geom_type[run] == mujoco.mjtGeom.mjGEOM_CAPSULE
+        self._radii = np.where(capsule, size[:, 0], 0.0)
+        along = np.column_stack([np.zeros((len(size), 2)), size[:, 1]])  # a capsule's axis is z, its half length second
+        self._halves = np.where(capsule[:, None], along, size)
+        self._space = np.empty_like(self._halves)
+
+    def lowest(self) -> float:
+        """The height of the lowest point (m)."""
+        np.abs(self._axes, out=self._space)
+        np.multiply(self._space, self._halves, out=self._space)
+        return float(np.minimum.reduce(self._heights - self._radii - np.add.reduce(self._space, axis=1)))

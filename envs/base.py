@@ -31,10 +31,12 @@ Actions beyond the bounds are clipped, non-finite ones are refused with ValueErr
 
 `step` is `send`, `advance`, `end_tick`, `observe`. A loop with a clock of its own calls these four itself, so that an
 action can arrive, or a sensor look, in the middle of a control tick; physics does not depend on how it is cut.
+`send` is `controls`, then `apply`: a loop with a safety filter puts it between the two.
 """
 
 import copy
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -247,13 +249,23 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
 
     def send(self, action: np.ndarray) -> None:
         """Set the actuator targets from an action; in tool mode it is relative to the tool pose now."""
+        self.apply(self.controls(action))
+
+    def controls(self, action: np.ndarray) -> np.ndarray:
+        """What an action asks for now: seven joint targets (rad) and the gripper (0 closed, 1 open), float64 ``[8]``.
+
+        Changes nothing, so that a safety filter can stand between this and `apply`.
+        """
         action = require_finite(action, self.action_space.shape[0])  # type: ignore[index]
         action = np.clip(action, self.action_space.low, self.action_space.high)  # type: ignore[attr-defined]
         if self.config.action_mode == "tool":
-            self.data.ctrl[:7] = self.joints_for(self.tool_pose() + action[:4])
-        else:
-            self.data.ctrl[:7] = action[:7]
-        self.data.ctrl[7] = action[-1] * FINGER_TRAVEL
+            return np.append(self.joints_for(self.tool_pose() + action[:4]), action[4])
+        return action
+
+    def apply(self, controls: np.ndarray) -> None:
+        """Set the actuator targets: ``[8]``, as `controls` gives them."""
+        self.data.ctrl[:7] = controls[:7]
+        self.data.ctrl[7] = controls[7] * FINGER_TRAVEL
 
     def joints_for(self, pose: np.ndarray) -> np.ndarray:
         """Joint targets ``[7]`` for a tool pose ``[4]``, kept inside the workspace."""
@@ -286,13 +298,17 @@ class TabletopEnv(gym.Env[dict[str, Any], np.ndarray]):
 
     # --- what is seen ------------------------------------------------------------------------------------------------
 
+    def joints(self) -> np.ndarray:
+        """Joint positions now ``[7]`` (rad)."""
+        return self.data.qpos[:7].copy()
+
     def tool_pose(self) -> np.ndarray:
         """Tool pose now, ``[4]``."""
         return sensors.tool_pose(self.data, self.index)
 
-    def observe(self) -> dict[str, Any]:
-        """What is seen at this instant, also in the middle of a tick; its `time` is exact."""
-        return sensors.observe(self)
+    def observe(self, only: Collection[str] | None = None) -> dict[str, Any]:
+        """What is seen at this instant, also in the middle of a tick; its `time` is exact. only: some sensors."""
+        return sensors.observe(self, only)
 
     def labels(self) -> dict[str, Any]:
         """Privileged labels for training: object poses, velocities, colours, pixels; never seen by a policy."""

@@ -20,8 +20,8 @@ class PickUpEnv(TabletopEnv):
         self.touched = self.lifted = self.wrong = False
         self.tries, self.closing = 0, False
 
-    def send(self, action: np.ndarray) -> None:
-        super().send(action)
+    def apply(self, controls: np.ndarray) -> None:
+        super().apply(controls)
         closing = bool(self.data.ctrl[7] < FINGER_TRAVEL / 2)
         if closing and not self.closing:
             self.tries += self._can_grasp()

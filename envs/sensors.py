@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -91,21 +92,25 @@ def object_velocities(env: TabletopEnv) -> np.ndarray:
     return velocities
 
 
-def observe(env: TabletopEnv) -> dict[str, Any]:
-    """The observation of this instant, as tabled in `robotattn.envs.base`."""
+def observe(env: TabletopEnv, only: Collection[str] | None = None) -> dict[str, Any]:
+    """The observation of this instant, as tabled in `robotattn.envs.base`; or what some sensors see of it.
+
+    only: names of cameras, and "objects"; what the joints say is always there, and costs nothing.
+    """
+    cameras = [camera for camera in env.config.cameras if only is None or camera.name in only]
     seen: dict[str, Any] = {
         "state": proprioception(env.data, env.index),
         "velocity": env.data.qvel[:7].astype(np.float32),
         "time": np.array([env.time]),
         "instruction": env.instruction,
     }
-    if env.config.cameras:
-        drawn = {c.name: env.renderer.draw(env.data, env.index.camera(c.name), c) for c in env.config.cameras}
+    if cameras:
+        drawn = {c.name: env.renderer.draw(env.data, env.index.camera(c.name), c) for c in cameras}
         for kind, key in (("rgb", "images"), ("depth", "depth"), ("segmentation", "segmentation")):
             pictures = {name: picture[kind] for name, picture in drawn.items() if kind in picture}
             if pictures:
                 seen[key] = pictures
-    if env.config.object_tokens:
+    if env.config.object_tokens and (only is None or "objects" in only):
         seen["objects"] = object_tokens(env)
     return seen
 

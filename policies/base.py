@@ -15,6 +15,7 @@ from robotattn.tokens.sequence import Tokens
 from robotattn.types import ACTION_SIZE, STATE_SIZE, ActionMode
 
 Batch = Mapping[str, Any]
+CANNOT_CONTINUE = "this policy cannot go on from running actions; blockwise with head: flow can"
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,19 @@ class Policy(nn.Module, ABC):
     def act(self, batch: Batch) -> Tensor:
         """Return actions ``[B, H, A]`` for a batch of observations, without gradients."""
         return self.decode(self.prefill(self.tokenize(batch)))
+
+    @property
+    def continues(self) -> bool:
+        """Whether this policy can go on from actions that are running (`act_on`)."""
+        return False
+
+    def act_on(self, batch: Batch, running: Tensor, weights: Tensor) -> Tensor:
+        """Return actions ``[B, H, A]`` as `act` does, whose first M go on from those that are running.
+
+        running: ``[B, M, A]``, as this policy's own actions from the batch's observations. weights: how much each is
+        to be met, ``[B, M]``, 0 to 1. Raises ValueError if M is more than a chunk, or if the policy cannot.
+        """
+        raise ValueError(CANNOT_CONTINUE)
 
     @property
     def device(self) -> torch.device:

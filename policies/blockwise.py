@@ -6,18 +6,19 @@ Two heads. ``flow``: the actions are one block, denoised together in K steps of 
 ``autoregressive``: each action is a block of its own, 256 bins a dimension, and reads the prefix and earlier actions.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from robotattn.attention import FeedForward, Scratch, Transformer, sinusoidal
+from robotattn.attention import FeedForward, PrefixKV, Scratch, Transformer, sinusoidal
 from robotattn.attention.masks import Mask
-from robotattn.policies.base import Memory
+from robotattn.policies.base import Batch, Memory
 from robotattn.policies.bin_head import BinHead
 from robotattn.policies.blocks import BlockPolicy, causal, joined, net, recall, remember
 from robotattn.policies.fields import check_fields
+from robotattn.policies.guidance import BETA, Field, Guide, guided
 from robotattn.policies.sampling import GREEDY, Sampling, choose
 from robotattn.tokens.sequence import Tokens
 
@@ -104,14 +105,21 @@ class Blockwise(BlockPolicy):
         seen, kv = self.encode(tokens)
         return remember(kv, tokens, tokens.group("target")[:, 0] + seen[:, -1])
 
-    def decode(self, memory: Memory, generator: torch.Generator | None = None, sampling: Sampling = GREEDY) -> Tensor:
+    def decode(
+        self,
+        memory: Memory,
+        generator: torch.Generator | None = None,
+        sampling: Sampling = GREEDY,
+        guide: Guide | None = None,
+    ) -> Tensor:
         """Return actions ``[B, H, A]`` in physical units, the gripper 0 or 1.
 
         generator: for what is drawn. Flow starts from noise drawn with it, and without one from zero: deterministic,
         but it gives up on demonstrations with several modes. The autoregressive head draws as `sampling` says.
+        guide: of the flow head, what its chunks are pulled to.
         """
         if self.flow is not None:
-            offsets = self.units.restore(self.denoise(memory, generator))
+            offsets = self.units.restore(self.denoise(memory, generator, guide))
         else:
             offsets = self.bins.decode(self.choose(memory, sampling, generator))
         return self.units.actions(offsets, memory.state)
@@ -122,10 +130,28 @@ class Blockwise(BlockPolicy):
 
     # ------------------------------------------------------------------------------------------ flow matching
 
-    def velocity(self, memory: Memory, noisy: Tensor, time: Tensor, scratch: Scratch | None = None) -> Tensor:
+    @property
+    def continues(self) -> bool:
+        """Whether this policy can go on from actions that are running: the flow head can."""
+        return self.flow is not None
+
+    @torch.inference_mode(False)  # whose tensors take no gradients, and guidance needs some
+    @torch.no_grad()
+    def act_on(self, batch: Batch, running: Tensor, weights: Tensor, beta: float = BETA) -> Tensor:
+        """Return actions as `act` does, pulled to those that are running; see `Policy.act_on`. Flow only."""
+        if not self.continues:
+            return super().act_on(batch, running, weights)
+        memory = self.prefill(self.tokenize(batch))
+        guide = Guide.of(running.to(memory.state), weights.to(memory.state), self.config.chunk, beta)
+        target = self.units.standardise(self.units.offsets(guide.target, memory.state))
+        return self.decode(memory, guide=replace(guide, target=target))
+
+    def velocity(
+        self, memory: Memory, noisy: Tensor, time: Tensor, scratch: Scratch | PrefixKV | None = None
+    ) -> Tensor:
         """Return where noisy chunks ``[B, H, A]`` move at times ``[B]`` (0 = noise, 1 = chunk), per unit of time.
 
-        scratch: the prefix with room for the actions, if several calls read the same memory.
+        scratch: the prefix, with room for the actions unless gradients are to flow, if several calls read it.
         """
         assert self.flow is not None
         x = self.flow.embed(noisy, time) + self._inputs(memory)
@@ -133,22 +159,35 @@ class Blockwise(BlockPolicy):
             self.expert(x, self.mask(memory.mask.shape[1]), cache=recall(memory) if scratch is None else scratch)
         )
 
-    def denoise(self, memory: Memory, generator: torch.Generator | None = None) -> Tensor:
-        """Integrate from noise, or without a generator from zero, to standardised chunks ``[B, H, A]``."""
+    def denoise(self, memory: Memory, generator: torch.Generator | None = None, guide: Guide | None = None) -> Tensor:
+        """Integrate from noise, or without a generator from zero, to standardised chunks ``[B, H, A]``.
+
+        guide: what they are pulled to on the way. Then no gradients flow through the result.
+        """
         x = memory.state.new_zeros(len(memory.state), *self.units.shape)
         if generator is not None:
             x = torch.randn(x.shape, generator=generator, device=generator.device).to(x)
-        scratch, steps = recall(memory).scratch(self.config.chunk), self.config.steps
+        field, steps = self._field(memory, guide), self.config.steps
         for step in range(steps):
-            x = x + self._slope(memory, x, step / steps, 1 / steps, scratch) / steps
+            x = x + self._slope(field, x, step / steps, 1 / steps) / steps
         return x
 
-    def _slope(self, memory: Memory, x: Tensor, time: float, step: float, scratch: Scratch) -> Tensor:
+    def _field(self, memory: Memory, guide: Guide | None) -> Field:
+        prefix = recall(memory)
+        cache = prefix.scratch(self.config.chunk) if guide is None else prefix  # a scratch stops gradients
+
+        def velocity(x: Tensor, time: float) -> Tensor:
+            return self.velocity(memory, x, x.new_full((len(x),), time), cache)
+
+        if guide is None:
+            return velocity
+        most = float(self.config.steps)  # a pull of more than 1 over a step would overshoot, of 2 diverge
+        return guided(velocity, replace(guide, beta=min(guide.beta, most)))
+
+    def _slope(self, field: Field, x: Tensor, time: float, step: float) -> Tensor:
         """Return the velocity that carries x over one step: that of its start, or of its middle."""
-        slope = self.velocity(memory, x, x.new_full((len(x),), time), scratch)
-        if self.config.method == "euler":
-            return slope
-        return self.velocity(memory, x + slope * (step / 2), x.new_full((len(x),), time + step / 2), scratch)
+        slope = field(x, time)
+        return slope if self.config.method == "euler" else field(x + slope * (step / 2), time + step / 2)
 
     def _flow_errors(self, memory: Memory, offsets: Tensor) -> Tensor:
         """Return squared errors ``[B, H, A]`` of the velocity at a random time between noise and the chunk."""

@@ -144,7 +144,7 @@ class Prefix(nn.Module):
         if self.frames.count == 1:
             return state
         history = self.normaliser.normalise("state", batch["history"]).clamp(-STATE_LIMIT, STATE_LIMIT)
-        since = rates(state, history, batch["ages"][:, :-1]).clamp(-RATE_LIMIT, RATE_LIMIT)
+        since = rates(state, history, batch.get("state_ages", batch["ages"])[:, :-1]).clamp(-RATE_LIMIT, RATE_LIMIT)
         return torch.cat([state, since.flatten(1)], dim=-1)
 
     def _questions(self, text: Sentence, labels: Mapping[str, Any] | None) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from robotattn import __version__
+from robotattn.commands_frontier import frontier
 from robotattn.commands_latency import compare, plan, sweep
 from robotattn.commands_live import live
 from robotattn.config import UsageError, load
@@ -104,7 +105,7 @@ def evaluate(arguments: list[str]) -> int:
     ]
     warn(result["warnings"])
     late = result["timing"]
-    if late["latency_ms"] is not None and late["latency_ms"]["max"] > 0:
+    if "safety" in late or (late["latency_ms"] is not None and late["latency_ms"]["max"] > 0):
         table("how late", how_late(late), ("", "n", "mean", "p50", "p95", "p99", "max"))
     short = {"file": str(result_path(config)), **result["success"], **sooner, "reasons": result["reasons"]}
     short["timing"] = late
@@ -114,10 +115,17 @@ def evaluate(arguments: list[str]) -> int:
 def how_late(timing: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """The rows of a table: latencies and ages (ms), and the shares of inferences and ticks that were late."""
     rows: list[tuple[Any, ...]] = []
-    for title, key in (("latency (ms)", "latency_ms"), ("age of a command's observation (ms)", "age_ms")):
-        if timing[key] is not None:
-            rows.append((title, *(timing[key][name] for name in ("n", "mean", "p50", "p95", "p99", "max"))))
+    counted = {"latency (ms)": timing["latency_ms"], "age of a command's observation (ms)": timing["age_ms"]}
+    counted |= {f"age of what {name} saw (ms)": found for name, found in timing["sensor_age_ms"].items()}
+    for title, found in counted.items():
+        if found is not None:
+            rows.append((title, *(found[name] for name in ("n", "mean", "p50", "p95", "p99", "max"))))
     rows.append(("inferences longer than a tick", timing["inferences"], f"{timing['miss_rate']:.1%}", *[""] * 4))
+    if "safety" in timing:
+        safety = timing["safety"]
+        rows.append(("commands changed by the safety filter", safety["commands"], f"{safety['changed']}", *[""] * 4))
+        for kind, one in safety["kinds"].items():
+            rows.append((f"... {kind} ({one['unit']})", one["count"], one["mean"], *[""] * 3, one["largest"]))
     for phase, what in (("held", "ticks with no action left"), ("cold", "ticks before the first chunk")):
         rows.append((what, timing["ticks"], f"{timing[phase]:.1%}", *[""] * 4))
     return rows
@@ -190,7 +198,7 @@ def experiments(arguments: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     command.__name__: command
-    for command in (record, verify, train, evaluate, live, profile, plan, compare, report, experiments)
+    for command in (record, verify, train, evaluate, live, profile, plan, frontier, compare, report, experiments)
 }
 
 

@@ -11,6 +11,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
+WIDE = 160  # columns of a table where there is no terminal that has fewer
 LINE_SECONDS = 10.0  # between lines of progress where there is no terminal to draw a bar on
 
 
@@ -33,15 +34,16 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self.bars.stop()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that `done` of `total` are done of what is going on."""
+    def __call__(self, what: str, done: int, total: int, part: str = "") -> None:
+        """Show that `done` of `total` are done of what is going on. part: what of it is being done now."""
         if what not in self.tasks:
             self.tasks[what] = self.bars.add_task(what, total=total, completed=done)
             self.began[what] = time.monotonic(), done
-        self.bars.update(self.tasks[what], completed=done, total=total)
+        self.bars.update(self.tasks[what], completed=done, total=total, description=f"{what} {part}".strip())
         if not self.console.is_terminal and time.monotonic() - self.last_line > LINE_SECONDS:
             self.last_line = time.monotonic()
-            print(f"{what}: {done} of {total}{self._left(what, done, total)}", file=sys.stderr, flush=True)
+            left, now = self._left(what, done, total), f" ({part})" if part else ""
+            print(f"{what}: {done} of {total}{left}{now}", file=sys.stderr, flush=True)
 
     def between(self, show: Callable[[], object]) -> None:
         """Show something else, with the bars out of its way."""
@@ -70,7 +72,10 @@ def table(title: str, rows: Iterable[Sequence[Any]], titles: Sequence[str] = ())
         drawn.add_column(heading)
     for row in rows:
         drawn.add_row(*(cell(value) for value in row))
-    Console().print(drawn)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    console.print(drawn)
 
 
 def pick(result: Mapping[str, Any], names: str) -> list[tuple[str, Any]]:

@@ -7,7 +7,7 @@ it is the same for any batch size and any number of workers.
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -18,10 +18,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from robotattn import checkpoint
+from robotattn import checkpoint, trained_delay
 from robotattn.config import UsageError, from_dict, to_dict
 from robotattn.data.workers import run_tasks
 from robotattn.envs import CameraConfig, EnvConfig
+from robotattn.policies.base import CANNOT_CONTINUE
 from robotattn.rollouts import Block, Job, opened
 from robotattn.seeds import stream
 from robotattn.statistics import wilson
@@ -51,7 +52,7 @@ class EvaluateConfig:
     batch: int = 8
     """Episodes that a worker runs side by side."""
     workers: int = 2
-    """Processes."""
+    """Processes; 0: this one alone, which spares the start of others."""
     objects: int | None = None
     """This many cubes in every episode."""
     other: bool = False
@@ -88,9 +89,13 @@ class EvaluateConfig:
     """A worker that takes longer to start, or for a block of episodes, is given up and named (s)."""
 
     def __post_init__(self) -> None:
+        if self.agent != "policy" and self.timing.late == "real-time":
+            raise ValueError(
+                f"late: real-time, allowed with {self.agent} is another: it does not plan on from anything"
+            )
         if self.agent == "policy" and self.checkpoint is None:
             raise ValueError("checkpoint: missing; name a checkpoint folder, or a baseline with agent")
-        for name, least in (("episodes", 1), ("batch", 1), ("workers", 1), ("execute", 1), ("videos", 0), ("seed", 0)):
+        for name, least in (("episodes", 1), ("batch", 1), ("workers", 0), ("execute", 1), ("videos", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: {getattr(self, name)} is below {least}")
         if self.objects is not None and not 1 + self.other <= self.objects <= MAX_OBJECTS:
@@ -131,6 +136,8 @@ def _source(config: EvaluateConfig) -> _Source:
     loaded = checkpoint.load(config.checkpoint)
     if config.agent == "policy" and config.execute > loaded.config.chunk:
         raise UsageError(f"execute: {config.execute} actions, the policy's chunk has {loaded.config.chunk}")
+    if config.timing.late == "real-time" and config.agent == "policy" and not loaded.policy.continues:
+        raise UsageError(f"late: real-time with {config.checkpoint}: {CANNOT_CONTINUE}")
     env = from_dict(EnvConfig, loaded.env, f"{config.checkpoint}: env")
     # one recording serves policies of tool and of joint actions: the world takes what this one says
     return _Source(replace(env, action_mode=loaded.config.action_mode), loaded.fingerprint)
@@ -165,7 +172,7 @@ def _job(config: EvaluateConfig, env: EnvConfig, out: Path) -> Job:
         checkpoint=config.checkpoint,
         device=config.device,
         batch=config.batch,
-        block=max(config.batch, -(-config.episodes // (BLOCKS * config.workers))),
+        block=max(config.batch, -(-config.episodes // (BLOCKS * max(1, config.workers)))),
         chunks=config.timing.chunks(config.execute, config.ensemble),
         timing=config.timing,
         options=options | ({"other": True} if config.other else {}),
@@ -179,11 +186,19 @@ def _run(job: Job, config: EvaluateConfig, progress: Progress | None) -> list[Bl
     if progress is not None:
         progress("evaluate", 0, config.episodes)
     starts = range(0, config.episodes, job.block)
-    for block in run_tasks(partial(opened, job), starts, config.workers, config.deadline):
+    for block in _blocks(job, starts, config):
         blocks.append(block)
         if progress is not None:
             progress("evaluate", sum(len(block.rows) for block in blocks), config.episodes)
     return blocks
+
+
+def _blocks(job: Job, starts: range, config: EvaluateConfig) -> Iterator[Block]:
+    if config.workers:
+        yield from run_tasks(partial(opened, job), starts, config.workers, config.deadline)
+        return
+    with opened(job) as work:
+        yield from map(work, starts)
 
 
 def _result(config: EvaluateConfig, env: EnvConfig, source: _Source, blocks: Sequence[Block]) -> dict[str, Any]:
@@ -209,8 +224,11 @@ def _warnings(config: EvaluateConfig, source: _Source, machine: dict[str, Any]) 
         return []
     drawn = {} if machine["renderer"] == "not used" else {"renderer": machine["renderer"]}
     found = checkpoint.differences(source.fingerprint, **drawn)
+    timing, handling = config.timing, config.timing.chunks(config.execute, config.ensemble).kind
+    delayed = timing.latency is not None or timing.latency_trace is not None
+    found += trained_delay.mismatches(source.fingerprint, handling, delayed)
     if config.hz not in (None, source.env.hz):
-        found.append(f"hz: evaluated at {config.hz} Hz, but the policy's chunks are for {source.env.hz} Hz")
+        found.append(f"hz: evaluated at {config.hz} Hz, but the policy's actions are {1 / source.env.hz:g} s apart")
     return found
 
 

@@ -29,9 +29,9 @@ from robotattn.evaluate import success_rate
 from robotattn.latency.measure import quiet
 from robotattn.latency.percentiles import summary as percentiles
 from robotattn.latency.schedule import jitter
-from robotattn.loop import read_observation
 from robotattn.rollouts import Job, machine, make_agent
 from robotattn.seeds import stream
+from robotattn.sight import read_observation
 from robotattn.types import Continuer, Observation, Plan, Running, Watcher
 
 SWITCH = 0.0005  # the longest that the thinking thread keeps the interpreter from a tick that is due (s)

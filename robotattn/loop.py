@@ -1,8 +1,9 @@
 """The one place where environment, agent, chunk queue and clock meet: recording and evaluation are both this loop.
 
 The world moves on while the agent thinks. A control tick, and within it every physics step of 2 ms at which something
-is due, goes in this order: the world's own events, chunks that have come, observation and inference (one that takes no
-time comes at once), look-up of the command, physics. An episode depends on its seed alone, never on the row it ran in.
+is due, goes in this order: the world's own events, captures of sensors with a rate of their own, chunks that have come,
+observation and inference (one that takes no time comes at once), look-up of the command, physics. An episode depends on
+its seed alone, never on the row it ran in.
 """
 
 from collections import Counter
@@ -15,6 +16,10 @@ import numpy as np
 
 from robotattn.control.chunks import ChunkOptions, ChunkQueue
 from robotattn.control.clock import PHYSICS_STEP, Clock, Fixed
+from robotattn.control.safety import Limits
+from robotattn.control.sensors import AgeOfInformation, SensorRates
+from robotattn.guard import Guard
+from robotattn.sight import Sight
 from robotattn.types import Agent, Command, Continuer, Episode, Observation, Running, Step, Watcher
 
 Log = Callable[[int, int, str, tuple[int, ...]], None]
@@ -25,21 +30,15 @@ NOTHING = Command(np.zeros(0), float("nan"))  # what is sent before the first ch
 
 @dataclass(frozen=True)
 class Timing:
-    """What the loop knows of time: how long an inference takes."""
+    """What the loop knows of time: how long an inference takes, when sensors look, and how fast the arm may be sent.
+
+    limits: of the safety filter, but for the workspace, which is the environment's; None: there is no filter.
+    """
 
     clock: Clock = field(default_factory=Fixed)
+    sensors: SensorRates = field(default_factory=SensorRates)
+    limits: Limits | None = None
     log: Log | None = None
-
-
-def read_observation(raw: dict[str, Any]) -> Observation:
-    """An environment's dictionary as an `Observation`."""
-    return Observation(
-        images=raw.get("images", {}),
-        state=raw["state"],
-        instruction=raw["instruction"],
-        objects=raw.get("objects"),
-        time=float(raw["time"][0]),
-    )
 
 
 class _Row:
@@ -47,25 +46,30 @@ class _Row:
 
     def __init__(self, env: gym.Env, options: ChunkOptions, timing: Timing) -> None:
         self.env: Any = env.unwrapped
-        self.queue, self.timing, self.seed = ChunkQueue(options), timing, -1
+        self.sight, self.timing = Sight(self.env, timing.sensors), timing
+        self.queue = ChunkQueue(options, finite=timing.limits is None)
+        self.guard = None if timing.limits is None else Guard(self.env, timing.limits)
 
     def start(self, seed: int, options: dict[str, Any] | None, keep: bool) -> None:
         raw, _ = self.env.reset(seed=seed, options=options)
         self.seed, self.keep, self.now, self.ticks = seed, keep, 0, 0
-        self._observation: Observation | None = read_observation(raw)
-        self.instruction, self.rows = self._observation.instruction, list[Step]()
+        self.sight.reset(seed, raw)
+        self.instruction, self.rows = raw["instruction"], list[Step]()
         self.command = NOTHING
         self.ages, self.latencies, self.phases = Counter[int](), list[int](), {"cold": 0, "running": 0, "held": 0}
+        self.stamps, self.information = dict[int, dict[str, int]](), AgeOfInformation()
         self.queue.reset()
+        if self.guard is not None:
+            self.guard.reset()
 
     @property
     def observation(self) -> Observation:
-        """What is seen now; looked at once an instant, and only if somebody asks."""
-        if self._observation is None:
-            self._observation = read_observation(self.env.observe())
-        return self._observation
+        """What is known now; looked at once an instant, and only if somebody asks."""
+        return self.sight.look(self.now)
 
     def arrive(self) -> None:
+        """Let come what is due now: captures of sensors, and chunks."""
+        self.sight.capture(self.now)
         for number in self.queue.arrive(self.now):
             self._tell("arrive", (number,))
 
@@ -76,16 +80,17 @@ class _Row:
         self._tell("observe", (number,))
         self.queue.start(self.now, plan, latency)
         self.latencies.append(latency)
+        self.stamps[number] = {name: round(stamp * 1e9) for name, stamp in self.observation.stamps.items()}
         self.arrive()
 
     def tick(self) -> Episode | None:
         """Live through one control period; return the episode if that ended it."""
         end = self.now + self.env.substeps * PHYSICS_STEP
-        self._act()
+        self._act(again=True)
         self.phases[self.queue.phase(self.now)] += 1
         if self.keep:
             self.rows.append(Step(self.observation, self.command, self.env.labels()))
-        while (until := min(end, self.queue.next_event(self.now) or end)) < end:
+        while (until := self._next(end)) < end:
             self._advance(until)
             self.arrive()
             self._act()
@@ -94,18 +99,27 @@ class _Row:
         self.ticks += 1
         return self._episode(terminated, truncated, info) if terminated or truncated else None
 
+    def _next(self, end: int) -> int:
+        """When something is due again, `end` at the latest."""
+        return min(end, self.queue.next_event(self.now) or end, self.sight.next_after(self.now) or end)
+
     def _advance(self, until: int) -> None:
         seen = self.queue.seen()
         if seen is not None:
             self.ages.update(range(self.now - seen, until - seen, PHYSICS_STEP))
         self.env.advance((until - self.now) // PHYSICS_STEP)
-        self.now, self._observation = until, None
+        self.now = until
 
-    def _act(self) -> None:
+    def _act(self, again: bool = False) -> None:
+        """Send the command whose time it is. again: let the filter go on toward one that it could not pass at once."""
         command = self.queue.look_up(self.now, self.env.tool_pose())
-        if command is not None:
+        if self.guard is not None:
+            self.guard.act(self.now, command, again)
+        elif command is not None:
             self.env.send(command.action)
+        if command is not None:
             self.command = command
+            self.information.add(self.now, self.stamps[self.queue.sent[0]])
             self._tell("command", self.queue.sent)
 
     def _tell(self, what: str, which: tuple[int, ...]) -> None:
@@ -116,6 +130,9 @@ class _Row:
         success = bool(info["success"])  # at a tie of success and time limit, success wins
         reason = "success" if success else str(info["reason"])
         timing = {"latencies": self.latencies, "ages": self.ages, "ticks": self.phases}
+        timing |= {"information": self.information.ages}
+        if self.guard is not None:
+            timing["interventions"] = self.guard.filter.report
         return Episode(
             self.seed, success, reason, self.ticks, self.instruction, bool(terminated), bool(truncated),
             dict(info["episode"]), self.rows, timing | {"overtaken": self.queue.overtaken},

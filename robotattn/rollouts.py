@@ -19,7 +19,8 @@ from robotattn.envs import EnvConfig, make_env
 from robotattn.envs.cameras import gl_renderer
 from robotattn.envs.experts import EXPERTS
 from robotattn.latency.inputs import Batcher
-from robotattn.loop import read_observation, run_episodes
+from robotattn.loop import run_episodes
+from robotattn.sight import read_observation
 from robotattn.timing import TimingConfig, of_row
 from robotattn.types import Agent, Episode
 
@@ -102,7 +103,9 @@ def make_agent(job: Job, envs: Sequence[gym.Env]) -> Agent:
     loaded = checkpoint.load(job.checkpoint, job.device)
     batcher = Batcher(loaded.tokenizer.encode, list(loaded.config.cameras), job.device, loaded.config.frames)
     trained = from_dict(EnvConfig, loaded.env, f"{job.checkpoint}: env")
-    agent = PolicyAgent(loaded.policy.act, batcher, 1 / trained.hz, loaded.policy.action_mode == "tool")
+    policy, anchored = loaded.policy, loaded.policy.action_mode == "tool"
+    act_on = policy.act_on if job.chunks.kind == "real-time" else None
+    agent = PolicyAgent(policy.act, batcher, 1 / trained.hz, anchored, act_on=act_on)
     first, _ = envs[0].reset(seed=job.seeds[0], options=dict(job.options))  # the same for every worker
     agent.micro_batch = exact_micro_batch(agent, read_observation(first), MICRO_BATCH)
     return agent

@@ -7,14 +7,17 @@ force was planned from, read at every physics step from the first chunk's arriva
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import tyro
 
 from robotattn.control.chunks import ChunkOptions, Handling
 from robotattn.control.clock import Clock, Fixed, Replay, parse
+from robotattn.control.safety import UNITS, Interventions, Limits, Tally
+from robotattn.control.sensors import SensorRates
 from robotattn.latency import trace
 from robotattn.loop import Timing
 
@@ -31,11 +34,15 @@ class TimingConfig:
     rule: Literal["offset", "draw"] = "offset"
     """Replay in the recorded order from an offset of each seed, or draw each latency."""
     late: Handling = "hold"
-    """What becomes of a chunk that comes late, see docs/latency.md."""
+    """What becomes of a chunk that comes late, see docs/control.md."""
     threshold: float = 0.5
     """late = queue: ask again when this share of the chunk is left."""
     in_flight: int = 1
     """Inferences that may run at the same time."""
+    sensors: Annotated[SensorRates, tyro.conf.arg(name="")] = field(default_factory=SensorRates)
+    """Sensors at rates of their own."""
+    safety: bool = False
+    """Limit what is sent: joint ranges, speeds, accelerations, workspace, clearance of the table, staleness."""
 
     def __post_init__(self) -> None:
         if self.latency is not None and self.latency_trace is not None:
@@ -49,7 +56,7 @@ class TimingConfig:
 
     def timing(self) -> Timing:
         """What the loop is to know of time; UsageError for a trace that cannot be read."""
-        return Timing(self.clock())
+        return Timing(self.clock(), self.sensors, Limits() if self.safety else None)
 
     def clock(self) -> Clock:
         if self.latency_trace is not None:
@@ -65,17 +72,27 @@ def of_row(timing: Mapping[str, Any], period: int) -> dict[str, Any]:
         "missed": sum(count for latency, count in latencies.items() if latency > period),
         "latencies": {latency / 1e6: count for latency, count in sorted(latencies.items())},
         "ages": {age / 1e6: count for age, count in sorted(timing["ages"].items())},
+        "information": {name: Counter(age / 1e6 for age in ages) for name, ages in timing["information"].items()},
         "overtaken": timing["overtaken"],
         **timing["ticks"],
+        **({"safety": _interventions(timing["interventions"])} if "interventions" in timing else {}),
+    }
+
+
+def _interventions(report: Interventions) -> dict[str, Any]:
+    return {"commands": report.commands, "changed": report.changed} | {
+        "kinds": {kind: asdict(tally) for kind, tally in sorted(report.kinds.items())}
     }
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All episodes' `of_row` in one: shares, and percentiles of what was counted."""
-    latencies, ages = Counter[float](), Counter[float]()
+    latencies, ages, sensors = Counter[float](), Counter[float](), dict[str, Counter[float]]()
     for row in rows:
         latencies.update(row["latencies"])
         ages.update(row["ages"])
+        for name, counted in row["information"].items():
+            sensors.setdefault(name, Counter()).update(counted)
     ticks = {phase: sum(row[phase] for row in rows) for phase in ("cold", "running", "held")}
     inferences, every = sum(row["inferences"] for row in rows), sum(ticks.values())
     return {
@@ -84,16 +101,34 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "miss_rate": sum(row["missed"] for row in rows) / max(1, inferences),
         "latency_ms": distribution(latencies),
         "age_ms": distribution(ages),
+        "sensor_age_ms": {name: distribution(counted) for name, counted in sorted(sensors.items())},
         "ticks": every,
         "held": ticks["held"] / max(1, every),
         "cold": ticks["cold"] / max(1, every),
         "overtaken": sum(row["overtaken"] for row in rows),
+        **({"safety": _safety([row["safety"] for row in rows])} if any("safety" in row for row in rows) else {}),
     }
+
+
+def _safety(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All episodes' interventions: how many, and for each kind its count, unit, mean and largest."""
+    kinds = dict[str, Tally]()
+    for one in found:
+        for kind, tally in one["kinds"].items():
+            sum_ = kinds.setdefault(kind, Tally())
+            sum_.count, sum_.total = sum_.count + tally["count"], sum_.total + tally["total"]
+            sum_.largest = max(sum_.largest, tally["largest"])
+    counted = {name: sum(one[name] for one in found) for name in ("commands", "changed")}
+    said = {
+        kind: {"count": tally.count, "mean": tally.mean, "largest": tally.largest, "unit": UNITS[kind]}
+        for kind, tally in sorted(kinds.items())
+    }
+    return {**counted, "kinds": said}
 
 
 def short(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of `of_row` for a result file: mean and largest instead of what was counted."""
-    kept = {name: value for name, value in row.items() if name not in ("latencies", "ages")}
+    kept = {name: value for name, value in row.items() if name not in ("latencies", "ages", "information")}
     for name, key in (("latency_ms", "latencies"), ("age_ms", "ages")):
         if (found := distribution(row[key])) is not None:
             kept |= {f"{name}_mean": found["mean"], f"{name}_max": found["max"]}

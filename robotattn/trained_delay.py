@@ -11,8 +11,8 @@ from robotattn.control.chunks import Handling
 from robotattn.control.clock import Clock, Replay, parse
 from robotattn.latency import trace
 
-FROM_ARRIVAL: tuple[Handling, ...] = ("hold", "naive")
-"""Handlings that start a chunk at its action 0 when it arrives: what such a training is for."""
+FITTING: Handling = "naive"
+"""A chunk starts at its action 0 when it arrives, and the chunk before runs until then, as the teacher moved on."""
 DRAWS = 1000  # of a clock, to say what its latencies are like
 
 
@@ -69,9 +69,8 @@ def mismatches(fingerprint: Mapping[str, Any], handling: Handling, delayed: bool
     found = []
     if not delayed:
         found.append(f"{trained}, but evaluated without latency: its actions come too early; --latency-trace gives one")
-    if handling not in FROM_ARRIVAL:
-        found.append(
-            f"{trained} and start at their first action, but {handling} skips the actions of that time: they come "
-            f"too early; allowed are {' and '.join(FROM_ARRIVAL)}"
-        )
+    if handling == "hold":
+        found.append(f"{trained} while the robot moves on, but hold stands still: what chunks leave out, nobody did")
+    elif handling != FITTING:
+        found.append(f"{trained} and start at their first action, but {handling} skips the time until then once more")
     return found

@@ -113,7 +113,9 @@ class Episode:
     terminated: the task ended it; truncated: the clock did. info: what the environment says of the episode. timing:
     what the control loop says of it: ``latencies`` (ns, one an inference), ``ages`` (ns → physics steps at which the
     command in force was planned from an observation so old), ``ticks`` with an action to run, with none left (held) and
-    before the first chunk (cold), ``overtaken`` chunks that came after one that had seen more.
+    before the first chunk (cold), ``overtaken`` chunks that came after one that had seen more, ``information``: of each
+    sensor, where they have rates of their own, how old what it saw was at each command (ns), ``interventions`` of the
+    safety filter, where there is one.
     """
 
     seed: int

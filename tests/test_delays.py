@@ -345,11 +345,11 @@ def test_a_batch_without_any_target_teaches_nothing_and_breaks_nothing(demos, tm
 @pytest.mark.parametrize(
     ("handling", "delayed", "found"),
     [
-        ("hold", True, []),
         ("naive", True, []),
-        ("hold", False, ["without latency"]),
-        ("skip-executed", True, ["skip-executed skips the actions of that time"]),
-        ("real-time", False, ["without latency", "real-time skips the actions"]),
+        ("naive", False, ["without latency"]),
+        ("hold", True, ["while the robot moves on, but hold stands still"]),
+        ("skip-executed", True, ["skip-executed skips the time until then once more"]),
+        ("real-time", False, ["without latency", "real-time skips the time"]),
     ],
 )
 def test_an_evaluation_unlike_the_training_is_named(handling, delayed, found):

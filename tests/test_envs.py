@@ -10,8 +10,8 @@ from gymnasium.utils.env_checker import check_env
 
 from robotattn.envs import CameraConfig, EnvConfig, PickUpEnv, make_env
 from robotattn.envs.experts import PickUpExpert
-from robotattn.loop import read_observation
 from robotattn.seeds import stream
+from robotattn.sight import read_observation
 
 SMALL = (CameraConfig("front", 32, 32), CameraConfig("wrist", 48, 24))
 

@@ -41,11 +41,14 @@ LAYERS: dict[str, tuple[tuple[str, ...] | None, set[str] | None]] = {
         (*LOW, "attention", "tokens", "assets"),
         {"torch", "numpy", "scipy", "matplotlib", "jinja2", "tyro"},
     ),
-    "loop": ((*LOW, "control"), {"numpy", "gymnasium"}),
+    "sight": ((*LOW, "control"), set()),
+    "guard": ((*LOW, "control"), {"numpy"}),
+    "loop": ((*LOW, "control", "sight", "guard"), {"numpy", "gymnasium"}),
     "data": ((*LOW, "control", "envs", "loop", "tokens", "workers"), LEARNING | {"gymnasium", "h5py", "cv2"}),
     "flags": ((*LOW, "envs"), {"tyro"}),
     "console": (LOW, {"rich"}),
     "cli": (None, None),
+    "commands_frontier": (None, None),
     "commands_latency": (None, None),
     "commands_live": (None, None),
     "__main__": (None, None),
@@ -53,7 +56,7 @@ LAYERS: dict[str, tuple[tuple[str, ...] | None, set[str] | None]] = {
     "scripts": (None, None),
 }
 # Everything else of ours (train, evaluate, ...) may import all of the above but the ones that only show results.
-MIDDLE_NEVER = ("cli", "commands_latency", "commands_live", "console", "report", "scripts")
+MIDDLE_NEVER = ("cli", "commands_frontier", "commands_latency", "commands_live", "console", "report", "scripts")
 # Whatever the table allows, these never go together.
 NEVER = {
     "policies": WORLD | {"wandb"},

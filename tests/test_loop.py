@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from robotattn.control.chunks import ChunkOptions
-from robotattn.loop import read_observation, run_episodes
+from robotattn.loop import run_episodes
+from robotattn.sight import read_observation
 from robotattn.types import Episode, Observation, Plan
 
 LIMIT = 12  # ticks

@@ -1,7 +1,6 @@
 """Execution modes: each must do the same thing, and what cannot run here says why."""
 
 import contextlib
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +8,13 @@ import torch
 from torch import nn
 
 from robotattn.attention import Attention
+from robotattn.attention.fused import FusedLayer
+from robotattn.attention.quantised import Int8Linear
 from robotattn.latency import modes
 from robotattn.latency.modes import Graphs, Rounded, Unavailable, parity, prepare, probe
 from robotattn.latency.subject import of_policy
-from robotattn.policies import ACTConfig, AutoregressiveConfig
+from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig
+from robotattn.policies.act_resnet import ACTResNetConfig
 
 SMALL = {"cameras": {"front": (32, 32)}, "width": 32, "feedforward": 32, "text_width": 16, "stem_channels": 8}
 
@@ -33,6 +35,17 @@ def act():
 @pytest.fixture(scope="module")
 def bins():
     return made(AutoregressiveConfig(chunk=1, layers=1, **SMALL))
+
+
+@pytest.fixture(scope="module")
+def flow():
+    return made(BlockwiseConfig(chunk=2, layers=1, steps=2, **SMALL))
+
+
+@pytest.fixture(scope="module")
+def published():
+    sizes = {"encoder_layers": 1, "style_layers": 1, "dropout": 0.0}
+    return made(ACTResNetConfig(chunk=3, **sizes, **SMALL))
 
 
 def test_eager_is_the_policy_itself_and_has_no_error(act):
@@ -59,6 +72,8 @@ def test_an_action_error_is_measured_in_metres_and_in_standard_deviations(act, s
     finally:
         policy.normaliser.statistics = statistics
     assert found.error == pytest.approx(2 * shift, rel=1e-3) and found.relative == pytest.approx(shift, rel=1e-3)
+    motions = len(batches) * 2 * 3 * 4  # in one of as many, in each batch
+    assert found.mean == pytest.approx(shift * len(batches) / motions, rel=1e-3)
     assert found.ok is ok
 
 
@@ -95,9 +110,6 @@ def test_what_cannot_run_here_says_why(act, monkeypatch):
     monkeypatch.setattr(modes.shutil, "which", lambda name: None)
     with pytest.raises(Unavailable, match=r"torch.compile needs a C\+\+ compiler"):
         prepare(policy, "compile", batches[0])
-    monkeypatch.setitem(sys.modules, "robotattn.attention.quantised", None)
-    with pytest.raises(Unavailable, match="no int8 layers"):
-        prepare(policy, "int8", batches[0])
     assert modes.missing("int8", torch.device("cuda")) == "dynamic int8 is for CPUs, this is cuda"
 
 
@@ -129,21 +141,39 @@ def test_compiling_asks_for_static_shapes_and_reduce_overhead_begins_a_step_each
     assert asked == [{"dynamic": False}, {"dynamic": False, "mode": "reduce-overhead"}] and len(begun) == 2
 
 
-def test_int8_runs_a_quantised_copy_and_leaves_the_policy_alone(act, monkeypatch):
-    policy, batches = act
-    before = {name: value.clone() for name, value in policy.state_dict().items()}
+@pytest.mark.parametrize("name", ["act", "bins", "flow", "published"])
+def test_int8_rounds_the_layers_and_keeps_heads_and_grounding_in_float32(request, name):
+    policy, batches = request.getfixturevalue(name)
+    before = {key: value.clone() for key, value in policy.state_dict().items()}
+    small = modes.in_int8(policy, batches[0])
+    kinds = {key: type(part) for key, part in small.named_modules()}
+    exact = {key for key, kind in kinds.items() if kind is nn.Linear}
+    assert {"head", "flow.out"} & exact or name == "bins"
+    assert name == "published" or all(any(part in key for key in exact) for part in ("grounding", "target"))
+    assert all(key in modes.HEADS or "grounding" in key or "target" in key for key in exact)
+    assert Int8Linear in kinds.values() and (FusedLayer in kinds.values() or name == "published")
+    assert all(torch.equal(before[key], value) for key, value in policy.state_dict().items())
 
-    def quantise(module):
-        with torch.no_grad():
-            for layer in module.modules():
-                if isinstance(layer, nn.Linear):
-                    layer.weight.mul_(1.0 + 1e-3)
-        return module
 
-    monkeypatch.setitem(sys.modules, "robotattn.attention.quantised", SimpleNamespace(quantise=quantise))
+@pytest.mark.parametrize("name", ["act", "flow", "published"])
+def test_int8_changes_actions_by_less_than_a_tenth_of_their_deviation(request, name):
+    policy, batches = request.getfixturevalue(name)
     found = parity(policy, prepare(policy, "int8", batches[0]), batches, exact=False)
-    assert 0 < found.error < 0.1
-    assert all(torch.equal(before[name], value) for name, value in policy.state_dict().items())
+    assert 0 < found.mean < found.relative < 0.1 and found.ok
+
+
+def test_int8_without_rounding_anything_chooses_the_same_bins(bins, monkeypatch):
+    policy, batches = bins
+    monkeypatch.setattr(modes, "quantise", lambda module, keep: module)
+    assert parity(policy, prepare(policy, "int8", batches[0]), batches, exact=True).bins == 1
+
+
+def test_a_published_act_in_bfloat16_is_its_own_form_for_inference(published):
+    policy, batches = published
+    act = prepare(policy, "bf16", batches[0])
+    assert {part.dtype for part in act.__self__.encoder.parameters()} == {torch.bfloat16}
+    assert act(batches[0]).dtype == torch.float32
+    assert 0 < parity(policy, act, batches, exact=False).relative < 0.1
 
 
 def test_bfloat16_rounds_the_transformer_once_and_keeps_grounding_in_float32(act):

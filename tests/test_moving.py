@@ -17,8 +17,9 @@ from robotattn.envs.randomise import SPACING, X_RANGE, Y_RANGE
 from robotattn.envs.scene import BELT_RESPONSE
 from robotattn.envs.sensors import object_poses
 from robotattn.evaluate import EvaluateConfig, evaluate
-from robotattn.loop import read_observation, run_episodes
+from robotattn.loop import run_episodes
 from robotattn.seeds import stream
+from robotattn.sight import read_observation
 
 MOVING = ("pick_moving", "pick_reversing", "pick_disturbed")
 TASKS = ("pick_up", *MOVING)

@@ -11,7 +11,8 @@ import pytest
 from robotattn.control.chunks import ChunkOptions, Handling
 from robotattn.control.clock import Fixed
 from robotattn.envs import EnvConfig, make_env
-from robotattn.loop import Timing, read_observation, run_episodes
+from robotattn.loop import Timing, run_episodes
+from robotattn.sight import read_observation
 from robotattn.types import Observation, Plan, Running, tool_pose
 
 MS = 1_000_000
@@ -39,7 +40,7 @@ class Still(gym.Env):
         self.steps = 0
         return self.observe(), {}
 
-    def observe(self) -> dict[str, Any]:
+    def observe(self, only: Sequence[str] | None = None) -> dict[str, Any]:
         return {"state": np.zeros(13, np.float32), "instruction": "", "time": np.array([self.steps * 0.002])}
 
     def tool_pose(self) -> np.ndarray:
@@ -81,7 +82,7 @@ class Counting:
 def events(ticks: int, clock: Listed, length: int = 8, **options: Any) -> list[tuple[int, str, tuple[int, ...]]]:
     """Run one episode; return its events as (ms, what, which)."""
     log: list[tuple[int, str, tuple[int, ...]]] = []
-    timing = Timing(clock, lambda seed, now, what, which: log.append((now // MS, what, which)))
+    timing = Timing(clock, log=lambda seed, now, what, which: log.append((now // MS, what, which)))
     list(run_episodes([Still(ticks)], Counting(length), [7], ChunkOptions(**options), timing=timing))
     return log
 
@@ -156,7 +157,7 @@ def test_of_two_chunks_in_flight_the_one_that_saw_less_is_dropped_when_it_comes_
 def test_a_stall_longer_than_the_chunk_holds_the_last_command_and_goes_on_with_what_was_not_done():
     """Three actions, the second inference takes 390 ms from 50: 100 ms of them were filled, so action 2 is next."""
     clock, log = Listed(0, 390, 0), []
-    timing = Timing(clock, lambda seed, now, what, which: log.append((now // MS, what, which)))
+    timing = Timing(clock, log=lambda seed, now, what, which: log.append((now // MS, what, which)))
     (episode,) = run_episodes([Still(11)], Counting(3), [0], ChunkOptions(handling="skip-executed"), timing=timing)
     assert commands(log) == [(0, 0, 0), (50, 0, 1), (100, 0, 2), (440, 1, 2), (450, 2, 0), (500, 3, 0)]
     assert episode.timing["ticks"] == {"cold": 0, "running": 5, "held": 6}
@@ -289,7 +290,7 @@ def test_a_repeat_with_a_fresh_model_is_bit_equal_at_137_ms(handling: Handling):
     options = ChunkOptions(handling=handling, execute=2 if handling in ("hold", "continue") else 1)
     logs: list[list[Any]] = [[], []]
     first, again = (
-        timed("pick_moving", 20, 5, Timing(Fixed(137 * MS), lambda *event, log=log: log.append(event)), options)
+        timed("pick_moving", 20, 5, Timing(Fixed(137 * MS), log=lambda *event, log=log: log.append(event)), options)
         for log in logs
     )
     assert_same(first, again)

@@ -123,11 +123,12 @@ class ChunkQueue:
     """The chunks of one episode, those on their way included; times are ns since its reset, which `reset` begins.
 
     At an instant: `arrive`, then if `due` a plan is made from the observation of now, on from what is `running`, and
-    `start`ed (and `arrive` again: it may take no time), then `look_up`. `next_event` says when to come back.
+    `start`ed (and `arrive` again: it may take no time), then `look_up`. `next_event` says when to come back. finite:
+    refuse plans with numbers that are not; False where a safety filter stands behind the queue.
     """
 
-    def __init__(self, options: ChunkOptions) -> None:
-        self.options = options
+    def __init__(self, options: ChunkOptions, finite: bool = True) -> None:
+        self.options, self.finite = options, finite
         self.reset()
 
     def reset(self) -> None:
@@ -178,7 +179,7 @@ class ChunkQueue:
         """Hand over the plan that was launched under this number; it comes at `ready`."""
         if plan.actions.ndim != 2 or len(plan.actions) == 0:
             raise ValueError(f"plan: actions of shape {plan.actions.shape}, allowed is [H, A] with H >= 1")
-        if not np.isfinite(plan.actions).all():
+        if self.finite and not np.isfinite(plan.actions).all():
             raise ValueError("plan: a non-finite action; the policy's output is not usable")
         length = len(plan.actions)
         if self.options.kind == "hold":

@@ -63,7 +63,10 @@ class Batcher:
             batch["objects"], batch["objects_mask"] = objects, (objects != 0).any(-1)
         if self.frames > 1:
             batch["history"] = torch.from_numpy(np.stack([[o.state for o in row[:-1]] for row in seen]))
-            batch["ages"] = torch.from_numpy(_ages(seen))
+            batch["ages"] = torch.from_numpy(_ages(seen, _looked))
+            if any(observation.stamps for observation in newest):  # joints and cameras have rates of their own
+                since = _ages(seen, lambda observation: observation.stamps.get("state", observation.time))
+                batch["state_ages"] = torch.from_numpy(since - since[:, -1:])
         return batch
 
     def move(self, batch: Mapping[str, object]) -> dict[str, object]:
@@ -110,12 +113,18 @@ def _seen_objects(observation: Observation) -> np.ndarray:
     return observation.objects
 
 
-def _ages(seen: Sequence[Sequence[Observation]]) -> np.ndarray:
-    """How long before the newest each frame was seen (s), float32 ``[B, F]``."""
-    ages = np.array([[row[-1].time - observation.time for observation in row] for row in seen])
+def _ages(seen: Sequence[Sequence[Observation]], looked: Callable[[Observation], float]) -> np.ndarray:
+    """How long before the newest observation each frame was looked at (s), float32 ``[B, F]``."""
+    ages = np.array([[row[-1].time - looked(observation) for observation in row] for row in seen])
     if (np.diff(ages, axis=1) > 0).any():
         raise ValueError(f"frames: must come oldest first, got ages of {ages[(np.diff(ages) > 0).any(axis=1)][0]} s")
     return ages.astype(np.float32)
+
+
+def _looked(observation: Observation) -> float:
+    """When the scene of an observation was captured: by its oldest camera, where cameras have a rate of their own."""
+    scene = [stamp for sensor, stamp in observation.stamps.items() if sensor != "state"]
+    return min(scene, default=observation.time)
 
 
 class RandomInputs:

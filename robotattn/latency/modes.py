@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from robotattn.attention import Attention
+from robotattn.attention import Attention, fuse, quantise
 from robotattn.attention.kernels import Kernel
 from robotattn.latency.stages import Act
 from robotattn.policies import Policy
+from robotattn.policies.act_resnet import ACTResNet
 
 Mode = Literal["eager", "compile", "reduce-overhead", "graph", "bf16", "int8"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -36,6 +38,8 @@ WARM_CALLS = 3
 CLEARLY = 1.05
 """The probe leaves PyTorch's default alone unless another way is faster by this factor."""
 KERNELS: tuple[Kernel, ...] = ("sdpa", "reference")
+HEADS = ("head", "flow.out")
+"""Layers that say the actions: few weights, and what int8 would round there nothing behind them mends."""
 
 
 class Unavailable(RuntimeError):
@@ -100,17 +104,18 @@ def _graph(policy: Policy, example: Mapping[str, Any]) -> Act:
 
 
 def _int8(policy: Policy, example: Mapping[str, Any]) -> Act:
-    try:
-        from robotattn.attention.quantised import quantise
-    except ImportError:
-        raise Unavailable("this version of robotattn has no int8 layers") from None
-    small = copy.deepcopy(policy)
-    replaced = quantise(small)
-    return (replaced if isinstance(replaced, Policy) else small).act
+    return in_int8(policy, example).act
+
+
+def in_int8(policy: Policy, example: Mapping[str, Any]) -> Policy:
+    """Return a copy for CPUs with int8 weights in rearranged layers; heads and what grounds stay in float32."""
+    fast = policy.optimised() if isinstance(policy, ACTResNet) else fuse(policy)
+    exact = [name for name, rounds in _rounding(policy, example).items() if not rounds]
+    return quantise(fast, {*HEADS, *exact})
 
 
 def _bf16(policy: Policy, example: Mapping[str, Any]) -> Act:
-    return Rounded(policy, example)
+    return policy.optimised(torch.bfloat16).act if isinstance(policy, ACTResNet) else Rounded(policy, example)
 
 
 _BUILD: dict[Mode, Callable[[Policy, Mapping[str, Any]], Act]] = {
@@ -128,24 +133,33 @@ class Rounded:
 
     def __init__(self, policy: Policy, example: Mapping[str, Any]) -> None:
         self.policy, self.device = copy.deepcopy(policy), policy.device.type
-        rounds: dict[nn.Module, bool] = {}
-
-        def note(module: nn.Module, arguments: Any) -> None:
-            rounds[module] = rounds.get(module, True) and torch.is_autocast_enabled(self.device)
-
-        layers = [module for module in self.policy.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-        handles = [layer.register_forward_pre_hook(note) for layer in layers]
-        self(dict(example))
-        for handle in handles:
-            handle.remove()
-        for module, always in rounds.items():
-            if always:  # the others run where the policy insists on float32: millimetres matter there
-                module.bfloat16()
+        for name, rounds in _rounding(policy, example).items():
+            if rounds:
+                self.policy.get_submodule(name).bfloat16()
 
     def __call__(self, batch: dict[str, object]) -> Tensor:
         """Return actions in float32."""
         with torch.autocast(self.device, torch.bfloat16):
             return self.policy.act(batch).float()
+
+
+def _rounding(policy: Policy, example: Mapping[str, Any]) -> dict[str, bool]:
+    """Say which layers autocast rounds at every call; the policy insists on float32 in the others (millimetres)."""
+    device, found = policy.device.type, dict[str, bool]()
+
+    def note(name: str, module: nn.Module, arguments: Any) -> None:
+        found[name] = found.get(name, True) and torch.is_autocast_enabled(device)
+
+    handles = [
+        layer.register_forward_pre_hook(partial(note, name))
+        for name, layer in policy.named_modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d)
+    ]
+    with torch.autocast(device, torch.bfloat16):
+        policy.act(dict(example))
+    for handle in handles:
+        handle.remove()
+    return found
 
 
 class Graphs:
@@ -203,12 +217,14 @@ def _cloned(batch: Mapping[str, Any]) -> dict[str, object]:
 class Parity:
     """How far a mode's actions are from those of eager float32, over several batches.
 
-    error: largest difference of a motion (m, rad). relative: the same in standard deviations of that dimension.
+    error: largest difference of a motion (m, rad). relative: the same in standard deviations of that dimension,
+    and mean: the mean of that over all motions.
     gripper: share of equal gripper commands. bins: share of equal values, for policies that choose bins, else None.
     """
 
     error: float
     relative: float
+    mean: float
     gripper: float
     bins: float | None
     tolerance: float
@@ -225,12 +241,13 @@ def parity(policy: Policy, act: Act, batches: Sequence[Mapping[str, Any]], exact
     difference = (ours - theirs)[..., :-1].abs()
     assert policy.statistics is not None
     scale = torch.tensor(policy.statistics.moments["action"].scale, dtype=torch.float64)[:-1]
-    error, relative = _largest(difference), _largest(difference / scale)
+    relative = difference / scale
+    error, largest = _largest(difference), _largest(relative)
     gripper = (ours[..., -1] == theirs[..., -1]).double().mean().item()
     bins = (difference <= 1e-6).double().mean().item() if _chooses_bins(policy) else None
-    close = relative <= TOLERANCE[exact] if bins is None else bins >= AGREEMENT[exact]
-    finite = math.isfinite(error)
-    return Parity(error, relative, gripper, bins, TOLERANCE[exact], finite and close and gripper >= AGREEMENT[exact])
+    close = largest <= TOLERANCE[exact] if bins is None else bins >= AGREEMENT[exact]
+    ok = math.isfinite(error) and close and gripper >= AGREEMENT[exact]
+    return Parity(error, largest, relative.mean().nan_to_num(math.inf).item(), gripper, bins, TOLERANCE[exact], ok)
 
 
 def _largest(values: Tensor) -> float:
@@ -268,7 +285,7 @@ def probe(
     end = time.monotonic() + seconds
     for turn in range(rounds + 1):
         for way in ways:
-            with _set(policy, *way):
+            with using(policy, *way):
                 began = time.perf_counter_ns()
                 policy.act(dict(batches[turn % len(batches)]))
                 times[way].append((time.perf_counter_ns() - began) / 1e6)
@@ -299,14 +316,14 @@ def use_kernel(policy: nn.Module, kernel: Kernel) -> None:
 
 def _same(policy: Policy, kernel: Kernel, batches: Sequence[Mapping[str, Any]]) -> bool:
     def act(batch: dict[str, object]) -> Tensor:
-        with _set(policy, torch.get_num_threads(), kernel):
+        with using(policy, torch.get_num_threads(), kernel):
             return policy.act(batch)
 
     return parity(policy, act, batches, exact=True).ok
 
 
 @contextmanager
-def _set(policy: Policy, threads: int, kernel: Kernel) -> Iterator[None]:
+def using(policy: Policy, threads: int, kernel: Kernel) -> Iterator[None]:
     """Run with so many threads and this kernel, and then as before."""
     before = torch.get_num_threads(), next((m.kernel for m in policy.modules() if isinstance(m, Attention)), KERNELS[0])
     torch.set_num_threads(threads)

@@ -210,12 +210,12 @@ def verdict(predicted: Prediction, budget_ms: float) -> str:
     return "no" if predicted.low > budget_ms else "perhaps"
 
 
-def mark_front(rows: Sequence[dict[str, Any]], worth: str) -> None:
+def mark_front(rows: Sequence[dict[str, Any]], worth: str, cost: str = "p50") -> None:
     """Mark the rows that no other beats: more (or equal) `worth` in less time. Tokens count within one kind only."""
     for row in rows:
         rivals = [r for r in rows if worth == "success" or r["kind"] == row["kind"]]
         row["front"] = not any(
-            r[worth] >= row[worth] and r["p50"] <= row["p50"] and (r[worth], r["p50"]) != (row[worth], row["p50"])
+            r[worth] >= row[worth] and r[cost] <= row[cost] and (r[worth], r[cost]) != (row[worth], row[cost])
             for r in rivals
         )
 

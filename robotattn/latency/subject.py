@@ -125,7 +125,12 @@ def read_policy(path: Path) -> PolicyConfig:
         raise UsageError(f"{path}: {error.strerror}") from None
     if not isinstance(data, dict) or "policy" not in data:
         raise UsageError(f"{path}: has no policy; allowed is a training configuration")
-    return from_dict(_Part, {"policy": data["policy"]}, str(path)).policy
+    return of_written(data["policy"], str(path))
+
+
+def of_written(policy: Any, source: str = "policy") -> PolicyConfig:
+    """Read a policy's configuration as `written` gives it; raises UsageError for what is none."""
+    return from_dict(_Part, {"policy": policy}, source).policy
 
 
 def written(config: PolicyConfig) -> dict[str, Any]:

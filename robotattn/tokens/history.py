@@ -83,7 +83,8 @@ class Motion(nn.Module):
         """
         with torch.autocast(poses.device.type, enabled=False):  # differences of nearly equal numbers
             poses, ages = poses.float(), ages.float()
-            since = rates(poses[:, -1], poses[:, :-1], ages[:, :-1]).clamp(-RATE_LIMIT, RATE_LIMIT)
+            apart = ages[:, :-1] - ages[:, -1:]  # the newest look is older than now where cameras have their own rate
+            since = rates(poses[:, -1], poses[:, :-1], apart).clamp(-RATE_LIMIT, RATE_LIMIT)
             flat = since.transpose(1, 2).flatten(2)
             seconds = ages[:, None, :-1].expand(-1, poses.shape[2], -1)
             seen = torch.cat([poses.transpose(1, 2).flatten(2), flat, seconds], dim=-1)

@@ -125,7 +125,8 @@ class TrunkTokens(nn.Module):
         mean, scale = self.get_buffer("mean"), self.get_buffer("scale")
         images, count, strength = images.to(mean.device), len(images), self.jitter
         if not self.training or strength == 0.0:
-            return images.to(torch.float32).mul_(1.0 / (255.0 * scale)).sub_(mean / scale).to(self.project.weight.dtype)
+            dtype = next(self.trunk.parameters()).dtype
+            return images.to(torch.float32).mul_(1.0 / (255.0 * scale)).sub_(mean / scale).to(dtype)
         contrast, balance = spread(count, 1, strength, mean.device), spread(count, 3, strength / 2, mean.device)
         light = spread(count, 1, strength, mean.device) - 1.0
         offset = 0.5 * (1.0 + balance * (light - contrast)) - mean

@@ -1,0 +1,385 @@
+"""The frontier: which cells there are, whose latencies they have, that a run goes on where it stopped, the front."""
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from batches import statistics
+
+from robotattn import checkpoint, cli, evaluate, frontier, frontier_page, frontier_table
+from robotattn.config import UsageError, to_dict
+from robotattn.control.clock import Fixed
+from robotattn.envs import EnvConfig
+from robotattn.flags import parse
+from robotattn.frontier import FrontierConfig, conditions, contradiction, planned
+from robotattn.latency import bounds, sources, trace
+from robotattn.latency.devices import DEVICES
+from robotattn.latency.subject import written
+from robotattn.policies import ACTConfig, BlockwiseConfig, build
+from robotattn.statistics import paired_difference
+from robotattn.tokens.text import default_tokenizer
+
+SMALL = {"objects": True, "width": 32, "heads": 2, "feedforward": 32, "text_width": 16, "stem_channels": 8, "chunk": 4}
+ACT, FLOW = ACTConfig(**SMALL), BlockwiseConfig(layers=1, **SMALL)
+BINS = dataclasses.replace(FLOW, head="autoregressive")
+TOKENS = 13  # of an instruction
+WORDS = ("fixed:0ms", "fixed:150ms")
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """Cells are run for real, but not in processes of their own, which take seconds to start."""
+
+    def run_tasks(open_work, tasks, workers, deadline):
+        with open_work() as work:
+            yield from (work(task) for task in tasks)
+
+    monkeypatch.setattr(evaluate, "run_tasks", run_tasks)
+
+
+def save(folder: Path, config) -> Path:
+    """A run with a checkpoint of random weights, whose episodes last for four ticks."""
+    torch.manual_seed(0)
+    policy = build(config).eval()
+    policy.set_statistics(statistics(config.action_mode))
+    about = checkpoint.fingerprint() | {"env": to_dict(EnvConfig(time_limit=0.4, object_tokens=True))}
+    checkpoint.save(folder / "checkpoint", policy, {"policy": written(config)}, default_tokenizer(), about)
+    return folder
+
+
+@pytest.fixture
+def no_picture(monkeypatch):
+    """Where nobody looks at them, the picture and the page are not drawn: they take most of the time."""
+    monkeypatch.setattr(frontier_page, "write", lambda folder, result: None)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folders of two runs, one of each kind of policy."""
+    folder = tmp_path_factory.mktemp("runs")
+    return save(folder / "act", ACT), save(folder / "flow", FLOW)
+
+
+def asked(runs, out: Path, **changes) -> FrontierConfig:
+    return FrontierConfig(runs, **({"devices": WORDS, "late": ("hold",), "episodes": 2, "out": out} | changes))
+
+
+def recorded(folder: Path, name: str, config, *milliseconds: float, **changes) -> Path:
+    """Write a trace of a policy."""
+    times = tuple(round(1e6 * one) for one in milliseconds)
+    folder.mkdir(exist_ok=True)
+    values = {"device": "cpu", "policy": written(config), "shape": {"batch": 1}, "mode": "eager", "service": times}
+    trace.write(folder / name, trace.Trace(**(values | changes)))
+    return folder / name
+
+
+# ------------------------------------------------------------------------------------------ planning
+
+
+def test_cells_are_all_combinations_and_what_contradicts_itself_is_left_out_with_a_reason(runs, tmp_path: Path):
+    late = ("hold", "skip-executed", "real-time")
+    cells, left_out = planned(asked(runs, tmp_path, late=late, execute=(1, 2, 8)))
+    ways = [(cell.policy, cell.config.timing.late, cell.config.execute) for cell in cells]
+    act = [("act", "hold", 1), ("act", "hold", 2), ("act", "skip-executed", 1)]
+    flow = [("flow", way, n) for way, n in (("hold", 1), ("hold", 2), ("skip-executed", 1), ("real-time", 1))]
+    assert ways == [way for way in act + flow for _ in WORDS]
+    assert left_out == [
+        "act, hold: execute: 8 actions, the policy's chunk has 4",
+        "act, skip-executed: execute: 2, allowed with skip-executed is 1: it does not count actions",
+        "act, skip-executed: execute: 8, allowed with skip-executed is 1: it does not count actions",
+        "act, real-time: only a flow policy (blockwise with head: flow) can go on from running actions",
+        "act, real-time: execute: 2, allowed with real-time is 1: it does not count actions",
+        "act, real-time: execute: 8, allowed with real-time is 1: it does not count actions",
+        "flow, hold: execute: 8 actions, the policy's chunk has 4",
+        *(
+            f"flow, {way}: execute: {n}, allowed with {way} is 1: it does not count actions"
+            for way in late[1:]
+            for n in (2, 8)
+        ),
+    ]
+    assert {cell.config.seed for cell in cells} == {5000}
+    assert len({cell.path for cell in cells}) == len(cells)
+    assert contradiction(BINS, "real-time", 1) is not None
+
+
+def test_two_runs_of_one_name_are_told_apart_and_one_given_twice_is_refused(runs, tmp_path: Path):
+    other = save(tmp_path / "later" / "act", ACT)
+    first = runs[0].parent.name
+    assert frontier.names([runs[0], other / "checkpoint"]) == [f"{first}/act", "later/act"]
+    with pytest.raises(UsageError, match="one is there twice"):
+        frontier.names([runs[0], runs[0] / "checkpoint"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"checkpoints": ()}, "checkpoints: none"),
+        ({"late": ("hold", "hold")}, "late: hold hold, allowed is at least one, none twice"),
+        ({"episodes": 0}, "episodes: 0"),
+        ({"execute": (0,)}, "execute: 0"),
+        ({"minutes": 0.0}, "minutes: 0.0"),
+    ],
+)
+def test_a_wrong_value_is_named(changes, said: str):
+    with pytest.raises(ValueError, match=said):
+        FrontierConfig(**({"checkpoints": (Path("a"),)} | changes))
+
+
+# ------------------------------------------------------------------------------------------ latencies
+
+
+def test_of_a_folder_of_traces_that_of_the_very_policy_is_taken(tmp_path: Path):
+    folder = tmp_path / "traces"
+    recorded(folder, "act_trace.json", ACT, *range(1, 501))
+    recorded(folder, "act_trace_paced.json", ACT, 7, hz=20.0)
+    recorded(folder, "eight_trace.json", ACT, 9, shape={"batch": 8})
+    older = {"act": {k: v for k, v in written(dataclasses.replace(ACT, chunk=8))["act"].items() if k != "latent"}}
+    recorded(folder, "wide_trace.json", ACT, 1, 3, policy=older, environment={"cpu": "a processor"})
+    (device,) = sources.devices([str(folder)])
+    assert device.name == "cpu"
+    found = device.latencies(ACT, TOKENS)
+    assert (found.p50, found.p99, found.kind, found.word) == (250.5, pytest.approx(495.01), "measured", None)
+    assert found.text == "measured on cpu, eager, n = 500 (act_trace.json)"
+    wide = device.latencies(dataclasses.replace(ACT, chunk=8), TOKENS)  # of a time before the field `latent`
+    assert (wide.p50, wide.p99) == (2.0, None)  # two samples do not say where the slowest hundredth begins
+    assert "a processor" in wide.text
+    assert "none of 4 traces is of this policy" in device.latencies(FLOW, TOKENS)
+    recorded(folder, "again_trace.json", ACT, 2)
+    (device,) = sources.devices([str(folder)])
+    assert "act_trace.json, again_trace.json are all of this policy" in device.latencies(ACT, TOKENS).replace(
+        "again_trace.json, act_trace.json", "act_trace.json, again_trace.json"
+    )
+
+
+@pytest.mark.parametrize("name", ["h200", "orin"])
+@pytest.mark.parametrize("config", [ACT, FLOW, BINS], ids=["act", "flow", "bins"])
+def test_a_predicted_latency_is_the_longer_of_roofline_and_launches_added_up_over_the_stages(name: str, config):
+    device, milliseconds = DEVICES[name], 0.0
+    for work in bounds.work(config, TOKENS).values():
+        moved = work.repeats * (work.weight_bytes + work.read_bytes + work.written_bytes) + work.once_bytes
+        arithmetic = work.repeats * work.flops / device.flops["float32"]
+        launches = (work.repeats * work.kernels + work.once_kernels) * 5e-6
+        milliseconds += 1e3 * max(arithmetic, moved / device.bandwidth, launches)
+    (found,) = (one.latencies(config, TOKENS) for one in sources.devices([name]))
+    assert found.p50 == found.p99 == pytest.approx(milliseconds, rel=1e-12)
+    assert set(found.trace_of.service) == {round(1e6 * milliseconds)}
+    assert (found.kind, found.tail, found.trace_of.synthetic) == ("predicted", False, True)
+    for part in (f"predicted from the roofline and launch floor of {device.name}", "no p99", device.source):
+        assert part in found.text
+        assert part in found.trace_of.source
+
+
+def test_words_of_a_clock_are_assumptions(tmp_path: Path):
+    still, wide = (one.latencies(ACT, TOKENS) for one in sources.devices(["fixed:0ms", "lognormal:80ms:200ms"]))
+    assert (still.p50, still.p99, still.is_zero, still.word) == (0.0, 0.0, True, "fixed:0ms")
+    assert (wide.p50, wide.p99, wide.is_zero, wide.kind, wide.tail) == (80.0, 200.0, False, "assumed", True)
+
+
+def test_a_device_that_means_nothing_is_named(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"devices: h2000: no such file or folder; allowed is .*h200, .* fixed:80ms"):
+        sources.devices(["h2000"])
+    with pytest.raises(UsageError, match="devices: orin is there twice"):
+        sources.devices(["orin", "orin"])
+    with pytest.raises(UsageError, match=r"no \*_trace.json in it"):
+        sources.devices([str(tmp_path)])
+    (tmp_path / "bad_trace.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"bad_trace.json: kind"):
+        sources.devices([str(tmp_path)])
+
+
+def test_two_folders_of_one_device_have_two_names(tmp_path: Path):
+    words = [str(recorded(tmp_path / name, "act_trace.json", ACT, 5).parent) for name in ("old", "new")]
+    assert [one.name for one in sources.devices(words)] == ["cpu (old)", "cpu (new)"]
+
+
+# ------------------------------------------------------------------------------------------ running
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_second_run_runs_nothing_and_a_killed_one_loses_the_cell_in_flight(runs, tmp_path: Path, monkeypatch):
+    config = asked(runs, tmp_path / "out", devices=("fixed:0ms", "h200"))
+    calls: list[tuple] = []
+    first = frontier.frontier(config, lambda *told: calls.append(told))
+    assert first["cells"]["run"] == len(first["rows"]) == 4
+    assert {(what, total) for what, _, total, _ in calls} == {("frontier", 8)}  # one bar: two episodes of four cells
+    assert [calls[0][3], calls[-1][3]] == ["act-fixed_0ms-hold-1", "flow-h200-hold-1"]
+    assert calls[-1][1] == 8
+    assert json.loads((tmp_path / "out" / "frontier.json").read_text())["rows"] == first["rows"]
+
+    monkeypatch.setattr(frontier, "evaluate", lambda *told: pytest.fail("a cell was run again"))
+    second = frontier.frontier(dataclasses.replace(config, workers=1))
+    assert (second["cells"]["there"], second["cells"]["run"], second["rows"]) == (4, 0, first["rows"])
+
+    lost = tmp_path / "out" / "cells" / "flow-fixed_0ms-hold-1.json"
+    lost.rename(lost.with_name(f"{lost.name}.123.part"))  # what a kill in the middle of writing leaves
+    ran = []
+    monkeypatch.setattr(frontier, "evaluate", lambda one, shown: ran.append(one.out) or evaluate.evaluate(one, shown))
+    third = frontier.frontier(config)
+    assert ran == [lost]
+    assert third["rows"] == first["rows"]
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_cell_that_was_made_otherwise_is_an_error_that_names_it(runs, tmp_path: Path, capsys):
+    folder = tmp_path / "traces"
+    recorded(folder, "act_trace.json", ACT, 20, 30)
+    config = asked(runs[:1], tmp_path / "out", devices=(str(folder),))
+    frontier.frontier(config)
+    with pytest.raises(UsageError, match=r"act-cpu-hold-1.json: was made with episodes 2, now 3; name another --out"):
+        frontier.frontier(dataclasses.replace(config, episodes=3))
+    recorded(folder, "act_trace.json", ACT, 20, 31)
+    with pytest.raises(UsageError, match=r"was made with timing.latency_trace act-cpu-\w{8}.json, now act-cpu-"):
+        frontier.frontier(config)
+    recorded(folder, "act_trace.json", ACT, 20, 30)
+    frontier.frontier(config)
+    words = ["frontier", str(runs[0]), "--devices", str(folder), "--late", "hold", "--out", str(config.out)]
+    assert cli.main([*words, "--episodes", "2", "--seed", "1"]) == 2
+    assert "act-cpu-hold-1.json: was made with seed 5000, now 1" in capsys.readouterr().err
+
+
+def test_another_checkpoint_of_the_same_name_is_another_condition():
+    config = to_dict(evaluate.EvaluateConfig(checkpoint=Path("a"), out=Path("b")))
+    other = to_dict(evaluate.EvaluateConfig(checkpoint=Path("c"), out=Path("d"), workers=1, batch=4))
+    same, changed = {"sha256": {"model": "1"}}, {"sha256": {"model": "2"}}
+    assert conditions(config, same) == conditions(other, same)
+    assert conditions(config, same) != conditions(config, changed)
+
+
+def test_what_the_time_does_not_allow_is_not_begun_and_comes_the_next_time(runs, tmp_path: Path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(frontier.time, "monotonic", lambda: clock[0])
+
+    def slow(one, shown):
+        clock[0] += 25.0
+        return evaluate.evaluate(one, shown)
+
+    monkeypatch.setattr(frontier, "evaluate", slow)
+    config = asked(runs, tmp_path, minutes=1.0)
+    first = frontier.frontier(config)  # a third cell would end after 75 s
+    assert [row["cell"] for row in first["rows"]] == ["act-fixed_0ms-hold-1", "act-fixed_150ms-hold-1"]
+    assert first["missing"] == ["flow-fixed_0ms-hold-1", "flow-fixed_150ms-hold-1"]
+    assert "Not complete: 2 cells are missing" in (tmp_path / "frontier.html").read_text()
+    second = frontier.frontier(config)
+    assert (len(second["rows"]), second["missing"]) == (4, [])
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_the_command_ends_with_tables_and_a_line_of_json_and_says_what_it_left_out(runs, tmp_path: Path, capsys):
+    folder = tmp_path / "traces"
+    recorded(folder, "act_trace.json", ACT, 20, 30)
+    words = [*map(str, runs), "--devices", str(folder), "fixed:0ms", "--late", "hold", "naive", "--episodes", "2"]
+    assert cli.main(["frontier", *words, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert "warning: left out: flow, cpu: " in said.err
+    assert "none of 1 traces is of this policy" in said.err
+    last = json.loads(said.out.splitlines()[-1])
+    assert last["cells"]["run"] == 6
+    assert len(last["left_out"]) == 1
+    assert "flow: 0 cameras, chunk 4, 21 + 4 tokens" in said.out
+    assert cli.main(["frontier", str(runs[1]), "--devices", str(folder), "--out", str(tmp_path / "none")]) == 2
+    assert "no cell is left" in capsys.readouterr().err
+    assert cli.main(["frontier", str(tmp_path / "nothing"), "--out", str(tmp_path / "none")]) == 2
+
+
+# ------------------------------------------------------------------------------------------ the table
+
+
+def made(cell: str, device: str, rate: float, p99: float | None, soon: float = 0.0, seconds: float | None = 2.0):
+    """A row with what the front is made of."""
+    return {
+        "cell": cell,
+        "device": device,
+        "success": {"rate": rate},
+        "success_within_3_s": {"rate": soon},
+        "time_to_success_s": None if seconds is None else {"mean": seconds},
+        "latency_ms": {"p50": 1.0, "p99": p99},
+    }
+
+
+def test_the_front_of_each_device_is_what_no_other_row_beats():
+    rows = [
+        made("fast", "a", 0.7, 5.0),
+        made("good", "a", 0.9, 20.0),
+        made("worse and slower", "a", 0.8, 30.0),
+        made("as good but slower", "a", 0.9, 25.0),
+        made("as fast but worse", "a", 0.6, 5.0),
+        made("unknown p99", "a", 1.0, None),
+        made("later", "b", 0.5, 9.0, soon=0.2),
+        made("sooner", "b", 0.5, 9.0, soon=0.3),
+        made("sooner, too", "b", 0.5, 9.0, soon=0.3),
+        made("sooner but slower", "b", 0.5, 9.0, soon=0.3, seconds=2.5),
+        made("never", "c", 0.0, 9.0, seconds=None),
+    ]
+    frontier_table.mark_fronts(rows)
+    assert [row["cell"] for row in rows if row["front"]] == ["fast", "good", "sooner", "sooner, too", "never"]
+
+
+def test_differences_are_paired_by_seed_with_the_same_handling_without_latency(runs, tmp_path: Path):
+    results = {"fixed_0ms-hold": (1, 1, 1, 0), "fixed_150ms-hold": (0, 1, 0, 0), "fixed_150ms-naive": (0, 0, 0, 1)}
+    found = []
+    for cell in planned(asked(runs[:1], tmp_path, late=("hold", "naive")))[0]:
+        for name, outcomes in results.items():
+            if cell.name == f"act-{name}-1":
+                data = evaluate.evaluate(cell.config)
+                episodes = [{"seed": 9 - n, "success": bool(one), "time": 1.5} for n, one in enumerate(outcomes)]
+                data |= {"rows": episodes, "success": evaluate.success_rate(episodes)}
+                found.append(frontier_table.row(cell, data, tmp_path))
+    still, held, naive = frontier_table.rows(found)
+    expected = paired_difference([1, 1, 1, 0], [0, 1, 0, 0])
+    against = held["against_no_latency"]
+    assert (against["cell"], against["difference"]) == (still["cell"], -0.5)
+    assert (against["low"], against["high"], against["only_a"]) == (expected.low, expected.high, 2)
+    assert (still["against_no_latency"], naive["against_no_latency"]) == (None, None)  # naive ran under latency only
+    best = held["against_best_handling"]  # as many successes, none within 3 s: the mean time decides, and it is equal
+    assert best is None
+    assert naive["against_best_handling"]["cell"] == held["cell"]
+    assert held["time_to_success_s"] == {"mean": 1.5, "median": 1.5}
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_row_tells_costs_lateness_and_where_its_latency_is_from(runs, tmp_path: Path):
+    result = frontier.frontier(asked(runs[1:], tmp_path, devices=("h200", "fixed:150ms"), late=("naive",)))
+    predicted, late = result["rows"]
+    work = bounds.work(FLOW, TOKENS)
+    assert predicted["flops"] == sum(one.flops * one.repeats for one in work.values())
+    assert predicted["kv_bytes"] == bounds.kv_bytes(FLOW, TOKENS)["total"]
+    assert (predicted["tokens"], predicted["cameras"], predicted["chunk"]) == ({"prefix": 21, "actions": 4}, 0, 4)
+    assert (predicted["miss_rate"], late["miss_rate"]) == (0.0, 1.0)  # of 100 ms periods
+    assert (predicted["latency"]["kind"], late["latency"]["kind"]) == ("predicted", "assumed")
+    kept = tmp_path / predicted["latency"]["trace"]
+    assert trace.read(kept).service[0] == round(1e6 * predicted["latency_ms"]["p99"])
+    assert late["latency"]["trace"] is None
+    assert late["age_ms"]["mean"] > 150 > predicted["age_ms"]["mean"]
+    assert (tmp_path / late["file"]).is_file()
+
+
+def test_the_page_stands_alone_and_says_how_to_make_it_again(runs, tmp_path: Path):
+    config = asked(runs, tmp_path / "o u t", devices=("orin", "fixed:0ms"), late=("hold", "naive"), hz=20)
+    result = frontier.frontier(config)
+    page = (config.out / "frontier.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "http" not in page
+    assert "predicted from the roofline and launch floor of NVIDIA Jetson AGX Orin" in page
+    assert "evaluated at 20 Hz, but the policy&#39;s chunks are for 10 Hz" in page
+    words = shlex.split(frontier_page.command(result["config"]))
+    assert words[:2] == ["robotattn", "frontier"]
+    assert parse(FrontierConfig, words[2:], cli.frontier) == config
+    assert (config.out / "frontier.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_in_the_picture_handlings_of_one_latency_stand_side_by_side_and_no_latency_stands_left():
+    rows = [made(f"{late} {p99}", "a", 0.5, p99) for late in ("hold", "naive") for p99 in (0.0, 40.0)]
+    rows = [row | {"late": row["cell"].split()[0], "execute": 1} for row in rows]
+    place = frontier_page.places(rows)
+    assert place["hold 0.0"] < place["naive 0.0"] < place["hold 40.0"] < 40.0 < place["naive 40.0"]
+    assert place["naive 40.0"] / place["hold 40.0"] == pytest.approx(frontier_page.SPREAD)
+
+
+def test_a_clock_of_a_cell_is_what_the_source_says(runs, tmp_path: Path):
+    (cell,), _ = planned(asked(runs[:1], tmp_path, devices=("fixed:150ms",)))
+    assert cell.config.timing.clock() == Fixed(150_000_000)
+    (cell,), _ = planned(asked(runs[:1], tmp_path, devices=("h200",)))
+    assert cell.config.timing.clock().latency(3, 5) == cell.source.trace_of.service[0]
