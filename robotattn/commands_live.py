@@ -13,6 +13,7 @@ TIMES = {
     "latency_ms": "inference (ms)",
     "begin_ms": "a tick's begin after its time (ms)",
     "own_ms": "the loop itself in a tick (ms)",
+    "cpu_ms": "  of the processor (ms)",
     "robot_ms": "the robot in a tick (ms)",
 }
 

@@ -261,6 +261,7 @@ def describe(account: Account) -> dict[str, Any]:
         "begin_ms": percentiles(begun) if len(begun) else None,
         "jitter": jitter(account.wake_ns),
         "own_ms": percentiles(account.own_ns[ran]) if ran.any() else None,
+        "cpu_ms": percentiles(account.cpu_ns[ran]) if ran.any() else None,
         "robot_ms": percentiles(account.robot_ns[ran]) if ran.any() else None,
         "inferences": len(account.inferences),
         "latency_ms": percentiles(done) if done else None,

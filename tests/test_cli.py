@@ -244,6 +244,7 @@ def test_the_whole_pipeline_runs_command_by_command(tmp_path: Path):
         f"train act_state --data {demos} --out {out} {small}",
         f"train act_state.yaml --data {demos} --out {out} {small} --resume",
         f"evaluate {out} --episodes 2 --workers 1",
+        f"live {out} --seconds 0.5",
         f"profile {out} --samples 20",
         f"plan {out} --hz 20 --device h200",
         f"compare {out}/evaluation.json {out}/evaluation.json",
@@ -256,6 +257,7 @@ def test_the_whole_pipeline_runs_command_by_command(tmp_path: Path):
     assert {name: result["command"] for name, result in said.items()} == {name: name for name in cli.COMMANDS}
     assert said["record"]["episodes"] == said["verify"]["replayed"] == said["evaluate"]["episodes"] == 2
     assert said["train"]["steps"] == 3
+    assert said["live"]["ticks"] == 25 and said["live"]["stopped"] == ""
     assert set(said["profile"]["stages"]) >= {"vision", "prefix", "decode"}
     assert said["plan"]["hz"] == 20 and said["compare"]["regression"] is False
     assert said["report"]["runs"][0]["success"]["episodes"] == 2

@@ -19,6 +19,7 @@ STAGES = {  # where each command gets its work done
     "verify": "robotattn.data.verify",
     "train": "robotattn.train",
     "evaluate": "robotattn.evaluate",
+    "live": "robotattn.live",
     "profile": "robotattn.latency.profile",
     "plan": "robotattn.latency.plan",
     "frontier": "robotattn.frontier",

@@ -35,6 +35,10 @@ class Hands:
     def sleep(self, seconds: float) -> None:
         self.now += round(seconds * 1e9) + SPIN_NS
 
+    def work(self) -> int:
+        """Half of the time is somebody else's."""
+        return self.now // 2
+
 
 class Bench:
     """A robot that notes what it is sent, and whose calls at some ticks take long (ms)."""
@@ -126,7 +130,7 @@ def run(
     made.began += round(1e9 / hz)
     account = run_realtime(
         made, agent or Counting(), ChunkOptions(**options), Pace(hz, seconds, **(pace or {})), tell,
-        think=thinking(*latencies), clock=clock, sleep=clock.sleep,
+        think=thinking(*latencies), clock=clock, sleep=clock.sleep, processor=clock.work,
     )  # fmt: skip
     return account, made
 
@@ -172,8 +176,25 @@ def test_the_longest_run_by_hand():
 
 def test_what_the_robot_takes_is_not_the_loops_own_time():
     account, _ = run(0.1, slow=dict.fromkeys(range(5), 6))
-    assert account.own_ns.tolist() == [0] * 5
+    assert account.own_ns.tolist() == account.cpu_ns.tolist() == [0] * 5
     assert account.robot_ns.tolist() == [6 * MS] * 5
+
+
+def test_what_the_loop_takes_is_told_by_the_clock_and_by_the_processor():
+    """A message about a stall, within the loop's own time, takes 4 ms, of which the thread had the processor for 2."""
+    clocks: list[Hands] = []
+
+    class Slow(Bench):
+        def __init__(self, clock: Hands, slow: dict[int, int] | None) -> None:
+            super().__init__(clock, slow)
+            clocks.append(clock)
+
+    def tell(message: str) -> None:
+        clocks[0].now += 4 * MS
+
+    account, _ = run(0.2, latencies=(10_000,), robot=Slow, tell=tell, pace={"patience": 5})
+    assert account.own_ns.tolist() == [0] * 6 + [4 * MS] + [0] * 3
+    assert account.cpu_ns.tolist() == [0] * 6 + [2 * MS] + [0] * 3
 
 
 @pytest.mark.parametrize(

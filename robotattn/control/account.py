@@ -40,6 +40,8 @@ class Account:
     """Scheduled tick to its command sent, or before the first chunk, to the end of the look for one."""
     own_ns: np.ndarray
     """What the loop itself took: begin to end of the tick, without the calls of the robot."""
+    cpu_ns: np.ndarray
+    """What the loop itself took of the processor: the same, without the time in which others had it."""
     robot_ns: np.ndarray
     """What the robot's calls took in the tick."""
     age_ns: np.ndarray

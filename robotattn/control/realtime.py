@@ -98,11 +98,13 @@ def run_realtime(
     think: Think = ThinkingThread,
     clock: Callable[[], int] = time.perf_counter_ns,
     sleep: Callable[[float], object] = time.sleep,
+    processor: Callable[[], int] = time.thread_time_ns,
 ) -> Account:
     """Control a robot for a while; return what became of every tick.
 
     An interruption by the keyboard, or a failure of the policy, ends the run early and is named in the account; one of
-    the robot is raised. tell: is told of a stall while it lasts. think: makes what asks the agent. clock: monotonic ns.
+    the robot is raised. tell: is told of a stall while it lasts. think: makes what asks the agent. clock: monotonic ns;
+    processor: what the calling thread has used of it (ns).
     Raises ValueError for options that cannot be had in real time.
     """
     carry_on = options.kind == "real-time"
@@ -111,7 +113,7 @@ def run_realtime(
     if options.in_flight > 1:
         raise ValueError(f"in_flight: {options.in_flight}, allowed in real time is 1: a policy thinks one at a time")
     watches = isinstance(agent, Watcher) and agent.watches
-    loop = _Loop(robot, think(agent, carry_on, clock), ChunkQueue(options), pace, watches, tell, clock)
+    loop = _Loop(robot, think(agent, carry_on, clock), ChunkQueue(options), pace, watches, tell, clock, processor)
     return loop.run(sleep)
 
 
@@ -127,13 +129,15 @@ class _Loop:
         watches: bool,
         tell: Callable[[str], object],
         clock: Callable[[], int],
+        processor: Callable[[], int],
     ) -> None:
         self.robot, self.thinker, self.queue, self.pace = robot, thinker, queue, pace
-        self.watches, self.tell, self.clock = watches, tell, clock
+        self.watches, self.tell, self.clock, self.processor = watches, tell, clock, processor
         self.episodic = robot if isinstance(robot, Episodic) else None
         self.period, self.patience, self.memory = pace.period, round(pace.patience * pace.period), Memory()
         self.carry_on = queue.options.kind == "real-time"
-        self.begun, self.sent, self.own, self.robots, self.ages = np.full((5, pace.ticks), NEVER, np.int64)
+        arrays = np.full((6, pace.ticks), NEVER, np.int64)
+        self.begun, self.sent, self.own, self.cpu, self.robots, self.ages = arrays
         self.wake, self.inferences = list[int](), list[Inference]()
         self.phases = {"cold": 0, "running": 0, "held": 0}
         self.origin = self.since = 0  # of the run (ns of the clock), and of the episode (ns since that)
@@ -142,7 +146,8 @@ class _Loop:
         self.number: int | None = None  # of this one in the queue; None if it belongs to an episode that is over
         self.target: np.ndarray | None = None
         self.anchored = self.told = self.failed = False
-        self.stopped, self.with_robot = "", 0
+        self.stopped = ""
+        self.with_robot = self.cpu_robot = 0  # what its calls have taken so far (ns), and of the processor
 
     # ------------------------------------------------------------------------------------------ schedule
 
@@ -170,6 +175,7 @@ class _Loop:
 
     def _tick(self, tick: int) -> None:
         due, begin, before = self.origin + tick * self.period, self.clock(), self.with_robot
+        cpu = self.processor() - self.cpu_robot
         if self.episodic is not None and self._ask_robot(self.episodic.over):
             self._ask_robot(self.episodic.restart)
             self._restart(tick)
@@ -181,6 +187,7 @@ class _Loop:
         self.begun[tick], self.sent[tick] = begin - due, self.clock() - due
         self.robots[tick] = self.with_robot - before
         self.own[tick] = self.clock() - begin - self.robots[tick]
+        self.cpu[tick] = self.processor() - self.cpu_robot - cpu
 
     def _restart(self, tick: int) -> None:
         self.since = tick * self.period
@@ -191,9 +198,10 @@ class _Loop:
 
     def _ask_robot(self, call: Callable[..., T], *arguments: Any) -> T:
         """A call of the robot, whose time is not the loop's."""
-        began = self.clock()
+        began, cpu = self.clock(), self.processor()
         result = call(*arguments)
         self.with_robot += self.clock() - began
+        self.cpu_robot += self.processor() - cpu
         return result
 
     # ------------------------------------------------------------------------------------------ the policy
@@ -267,7 +275,7 @@ class _Loop:
     def _account(self, ticks: int) -> Account:
         if self.asked is not None:
             self.asked.latency_ns = max(self.asked.latency_ns, self.clock() - self.origin - self.asked.asked_ns)
-        arrays = (part[:ticks].copy() for part in (self.begun, self.sent, self.own, self.robots, self.ages))
+        arrays = (part[:ticks].copy() for part in (self.begun, self.sent, self.own, self.cpu, self.robots, self.ages))
         tolerance = round(self.pace.tolerance * self.period)
         return Account(
             self.period, tolerance, self.patience, *arrays, np.array(self.wake, np.int64), self.phases,
