@@ -23,7 +23,8 @@ from robotattn.evaluate import EvaluateConfig, evaluate, write_json
 from robotattn.latency import sources, trace
 from robotattn.latency.sources import Source
 from robotattn.latency.subject import Subject, of_checkpoint
-from robotattn.policies import BlockwiseConfig, PolicyConfig
+from robotattn.policies import Policy
+from robotattn.policies.base import CANNOT_CONTINUE
 from robotattn.timing import TimingConfig
 
 SCHEMA = 1
@@ -153,7 +154,7 @@ def planned(config: FrontierConfig) -> tuple[list[Cell], list[str]]:
         ]
         for late in config.late:
             for execute in config.execute if late in COUNTING else (1,):
-                if reason := contradiction(subject.config, late, execute):
+                if reason := contradiction(subject.policy, subject.config.chunk, late, execute):
                     left_out.append(f"{policy}, {late}: {reason}")
                     continue
                 for source in found:
@@ -164,16 +165,16 @@ def planned(config: FrontierConfig) -> tuple[list[Cell], list[str]]:
     return cells, left_out
 
 
-def contradiction(config: PolicyConfig, late: Handling, execute: int) -> str | None:
+def contradiction(policy: Policy, chunk: int, late: Handling, execute: int) -> str | None:
     """Why a policy's chunks cannot be handled so; None if they can."""
     try:
         ChunkOptions(execute, None, late)
     except ValueError as error:
         return str(error)
-    if execute > config.chunk:
-        return f"execute: {execute} actions, the policy's chunk has {config.chunk}"
-    if late == "real-time" and not (isinstance(config, BlockwiseConfig) and config.head == "flow"):
-        return "only a flow policy (blockwise with head: flow) can go on from running actions"
+    if execute > chunk:
+        return f"execute: {execute} actions, the policy's chunk has {chunk}"
+    if late == "real-time" and not policy.continues:
+        return CANNOT_CONTINUE
     return None
 
 

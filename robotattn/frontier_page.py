@@ -9,10 +9,13 @@ import jinja2
 
 from robotattn import assets
 from robotattn.checkpoint import replace_file
-from robotattn.experiments.drawing import COLOURS, GREY, panels, png
+from robotattn.experiments.drawing import GREY, panels, png
+from robotattn.latency.pictures import COLOURS
 from robotattn.latency_page import inlined
 
 MARKERS = "osD^vPX*"
+INK = "#1d2733"
+POLICIES = tuple(colour for colour in COLOURS if colour != GREY)  # grey is what is of no policy
 SPREAD = 1.05  # between handlings at one latency, that their intervals do not hide each other
 PANELS = (("success", "success within the time limit"), ("success_within_3_s", "success within 3 s"))
 FLAGS = ("devices", "late", "execute", "episodes", "seed", "out", "hz", "task", "workers", "minutes")
@@ -44,7 +47,7 @@ def draw(rows: Sequence[Row]) -> Any:
         _ticks(axis, shown)
         _devices(axis, shown, rows)
     for device in dict.fromkeys(row["device"] for row in shown):
-        _front(axes[0], [row for row in shown if row["device"] == device and row["front"]])
+        _front(axes[0], [row for row in shown if row["device"] == device and row["front"]], place)
     _legend(figure, axes[0], rows)
     return figure
 
@@ -72,7 +75,7 @@ def handlings(rows: Sequence[Row]) -> list[tuple[str, int]]:
 def _look(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     """Colour of the policy, mark of the handling; hollow where more than one action is executed."""
     policies, late = [list(dict.fromkeys(one[key] for one in rows)) for key in ("policy", "late")]
-    colour = COLOURS[policies.index(row["policy"]) % len(COLOURS)]
+    colour = POLICIES[policies.index(row["policy"]) % len(POLICIES)]
     marker = MARKERS[late.index(row["late"]) % len(MARKERS)]
     return {"color": colour, "marker": marker, "markerfacecolor": colour if row["execute"] == 1 else "white"}
 
@@ -84,8 +87,15 @@ def _mark(axis: Any, row: Row, key: str, x: float, rows: Sequence[Row]) -> None:
     axis.errorbar([x], [100 * rate["rate"]], yerr=spans, markersize=6, linewidth=0.9, **_look(row, rows))
 
 
-def _front(axis: Any, rows: Sequence[Row]) -> None:
-    """Draw one device's front, if it is more than a point."""
+def _ring(axis: Any, x: Sequence[float], y: Sequence[float], **named: Any) -> Any:
+    look = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 0.9, "linestyle": "none"}
+    return axis.plot(x, y, color=INK, **(look | named))[0]
+
+
+def _front(axis: Any, rows: Sequence[Row], place: Mapping[str, float]) -> None:
+    """Put rings around one device's front, and join them by steps if it is more than a point."""
+    for row in rows:
+        _ring(axis, [place[row["cell"]]], [100 * row["success"]["rate"]])
     points = sorted({(row["latency_ms"]["p99"], 100 * row["success"]["rate"]) for row in rows})
     if len(points) > 1:
         axis.plot(
@@ -129,7 +139,7 @@ def _legend(figure: Any, axis: Any, rows: Sequence[Row]) -> None:
         look["markerfacecolor"] = GREY if execute == 1 else "white"
         label = late if execute == 1 else f"{late}, {execute} actions"
         handles.append(axis.plot([], [], label=label, **look)[0])
-    handles.append(axis.plot([], [], color=GREY, linestyle="--", label="front of a device")[0])
+    handles.append(_ring(axis, [], [], label="front of a device"))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, fontsize=8)
 
 

@@ -19,6 +19,7 @@ from robotattn.latency import bounds, sources, trace
 from robotattn.latency.devices import DEVICES
 from robotattn.latency.subject import written
 from robotattn.policies import ACTConfig, BlockwiseConfig, build
+from robotattn.policies.base import CANNOT_CONTINUE
 from robotattn.statistics import paired_difference
 from robotattn.tokens.text import default_tokenizer
 
@@ -27,17 +28,6 @@ ACT, FLOW = ACTConfig(**SMALL), BlockwiseConfig(layers=1, **SMALL)
 BINS = dataclasses.replace(FLOW, head="autoregressive")
 TOKENS = 13  # of an instruction
 WORDS = ("fixed:0ms", "fixed:150ms")
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    """Cells are run for real, but not in processes of their own, which take seconds to start."""
-
-    def run_tasks(open_work, tasks, workers, deadline):
-        with open_work() as work:
-            yield from (work(task) for task in tasks)
-
-    monkeypatch.setattr(evaluate, "run_tasks", run_tasks)
 
 
 def save(folder: Path, config) -> Path:
@@ -64,7 +54,9 @@ def runs(tmp_path_factory):
 
 
 def asked(runs, out: Path, **changes) -> FrontierConfig:
-    return FrontierConfig(runs, **({"devices": WORDS, "late": ("hold",), "episodes": 2, "out": out} | changes))
+    return FrontierConfig(
+        runs, **({"devices": WORDS, "late": ("hold",), "episodes": 2, "workers": 0, "out": out} | changes)
+    )
 
 
 def recorded(folder: Path, name: str, config, *milliseconds: float, **changes) -> Path:
@@ -88,21 +80,15 @@ def test_cells_are_all_combinations_and_what_contradicts_itself_is_left_out_with
     assert ways == [way for way in act + flow for _ in WORDS]
     assert left_out == [
         "act, hold: execute: 8 actions, the policy's chunk has 4",
-        "act, skip-executed: execute: 2, allowed with skip-executed is 1: it does not count actions",
-        "act, skip-executed: execute: 8, allowed with skip-executed is 1: it does not count actions",
-        "act, real-time: only a flow policy (blockwise with head: flow) can go on from running actions",
-        "act, real-time: execute: 2, allowed with real-time is 1: it does not count actions",
-        "act, real-time: execute: 8, allowed with real-time is 1: it does not count actions",
+        f"act, real-time: {CANNOT_CONTINUE}",
         "flow, hold: execute: 8 actions, the policy's chunk has 4",
-        *(
-            f"flow, {way}: execute: {n}, allowed with {way} is 1: it does not count actions"
-            for way in late[1:]
-            for n in (2, 8)
-        ),
     ]
     assert {cell.config.seed for cell in cells} == {5000}
     assert len({cell.path for cell in cells}) == len(cells)
-    assert contradiction(BINS, "real-time", 1) is not None
+    assert contradiction(build(BINS), 4, "real-time", 1) == CANNOT_CONTINUE
+    assert contradiction(build(FLOW), 4, "real-time", 2) == (
+        "execute: 2, allowed with real-time is 1: it does not count actions"
+    )
 
 
 def test_two_runs_of_one_name_are_told_apart_and_one_given_twice_is_refused(runs, tmp_path: Path):
@@ -210,7 +196,7 @@ def test_a_second_run_runs_nothing_and_a_killed_one_loses_the_cell_in_flight(run
     assert json.loads((tmp_path / "out" / "frontier.json").read_text())["rows"] == first["rows"]
 
     monkeypatch.setattr(frontier, "evaluate", lambda *told: pytest.fail("a cell was run again"))
-    second = frontier.frontier(dataclasses.replace(config, workers=1))
+    second = frontier.frontier(dataclasses.replace(config, workers=2))
     assert (second["cells"]["there"], second["cells"]["run"], second["rows"]) == (4, 0, first["rows"])
 
     lost = tmp_path / "out" / "cells" / "flow-fixed_0ms-hold-1.json"
@@ -271,6 +257,7 @@ def test_the_command_ends_with_tables_and_a_line_of_json_and_says_what_it_left_o
     folder = tmp_path / "traces"
     recorded(folder, "act_trace.json", ACT, 20, 30)
     words = [*map(str, runs), "--devices", str(folder), "fixed:0ms", "--late", "hold", "naive", "--episodes", "2"]
+    words += ["--workers", "0"]
     assert cli.main(["frontier", *words, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
     assert "warning: left out: flow, cpu: " in said.err
