@@ -30,7 +30,7 @@ def frontier(arguments: list[str]) -> int:
     for policy in dict.fromkeys(row["policy"] for row in rows):
         mine = [row for row in rows if row["policy"] == policy]
         table(costs(mine[0]), [outcome(row) for row in mine], TITLES)
-    short = {"file": str(config.out / "frontier.json"), "page": str(config.out / "frontier.html")}
+    short: dict[str, Any] = {"file": str(config.out / "frontier.json"), "page": str(config.out / "frontier.html")}
     short |= {name: result[name] for name in ("left_out", "missing", "cells")}
     short["front"] = [row["cell"] for row in rows if row["front"]]
     done = f"{len(rows)} of {len(rows) + len(result['missing'])}, {result['cells']['run']} of them run now"

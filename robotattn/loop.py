@@ -45,7 +45,7 @@ class _Row:
     """One slot of the batch: an environment, the episode that runs in it, and its chunk queue."""
 
     def __init__(self, env: gym.Env, options: ChunkOptions, timing: Timing) -> None:
-        self.env: Any = env.unwrapped
+        self.env: Any = env.unwrapped  # the four calls of a tick are no part of Gymnasium's
         self.sight, self.timing = Sight(self.env, timing.sensors), timing
         self.queue = ChunkQueue(options, finite=timing.limits is None)
         self.guard = None if timing.limits is None else Guard(self.env, timing.limits)
@@ -129,8 +129,8 @@ class _Row:
     def _episode(self, terminated: bool, truncated: bool, info: dict[str, Any]) -> Episode:
         success = bool(info["success"])  # at a tie of success and time limit, success wins
         reason = "success" if success else str(info["reason"])
-        timing = {"latencies": self.latencies, "ages": self.ages, "ticks": self.phases}
-        timing |= {"information": self.information.ages}
+        timing: dict[str, Any] = {"latencies": self.latencies, "ages": self.ages, "ticks": self.phases}
+        timing["information"] = self.information.ages
         if self.guard is not None:
             timing["interventions"] = self.guard.filter.report
         return Episode(

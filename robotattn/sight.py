@@ -1,19 +1,12 @@
 """What an episode's sensors have seen last: the whole of now, or, at rates of their own, each one's newest capture."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from robotattn.control.sensors import STATE, Captures, SensorRates
 from robotattn.types import Observation
 
 SECOND = 1_000_000_000  # (ns)
-
-
-class World(Protocol):
-    """The part of an environment that looks."""
-
-    def observe(self, only: Any = None) -> dict[str, Any]:
-        """What is seen now; of the named sensors alone."""
 
 
 def read_observation(raw: dict[str, Any]) -> Observation:
@@ -29,9 +22,9 @@ def read_observation(raw: dict[str, Any]) -> Observation:
 
 @dataclass
 class Sight:
-    """The sensors of one row; times are ns since the episode's reset."""
+    """The sensors of one row; times are ns since the episode's reset. world: an environment, for its `observe`."""
 
-    world: World
+    world: Any
     rates: SensorRates
 
     def reset(self, seed: int, raw: dict[str, Any]) -> None:

@@ -275,9 +275,10 @@ class _Loop:
     def _account(self, ticks: int) -> Account:
         if self.asked is not None:
             self.asked.latency_ns = max(self.asked.latency_ns, self.clock() - self.origin - self.asked.asked_ns)
-        arrays = (part[:ticks].copy() for part in (self.begun, self.sent, self.own, self.cpu, self.robots, self.ages))
-        tolerance = round(self.pace.tolerance * self.period)
+        tolerance, wake = round(self.pace.tolerance * self.period), np.array(self.wake, np.int64)
+        kept = [part[:ticks].copy() for part in (self.begun, self.sent, self.own, self.cpu, self.robots, self.ages)]
+        begun, sent, own, cpu, robots, ages = kept
         return Account(
-            self.period, tolerance, self.patience, *arrays, np.array(self.wake, np.int64), self.phases,
+            self.period, tolerance, self.patience, begun, sent, own, cpu, robots, ages, wake, self.phases,
             tuple(self.inferences), self.stopped, self.failed,
         )  # fmt: skip
