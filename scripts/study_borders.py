@@ -56,7 +56,12 @@ def main(study: Study) -> None:
             f"{row['successes']} of {study.episodes}",
         )  # fmt: skip
     Console().print(table)
-    result = {"schema": 1, "kind": "borders", "checkpoint": checkpoint.results_folder(study.checkpoint).name, "latency": study.latency}
+    result = {
+        "schema": 1,
+        "kind": "borders",
+        "checkpoint": checkpoint.results_folder(study.checkpoint).name,
+        "latency": study.latency,
+    }
     result |= {"episodes": study.episodes, "seed": study.seed, "rows": rows}
     if study.out is not None:
         write_json(study.out, result)
