@@ -87,7 +87,7 @@ class Limits:
     """Highest joint speeds that a command may ask for (rad/s)."""
     acceleration: tuple[float, ...] = PANDA_ACCELERATION
     """How fast the speed that is asked for may rise (rad/s^2); to brake is always allowed."""
-    headroom: float = 0.65
+    headroom: float = 0.7
     """Share of `speed` that a command may ask for: joints that start together drag each other beyond what they were
     asked for."""
     response: float = 0.06
@@ -100,9 +100,10 @@ class Limits:
     """How far outside the workspace a command may end (m): the error of the inverse kinematics."""
     clearance: float = 0.002
     """How close to the table any part of the arm may be sent (m)."""
-    overshoot: float = 0.25
-    """Share of its way by which the arm may run past a target, because its joints do not keep step: so much farther
-    from a border of the workspace must a target toward it end."""
+    overshoot: float = 0.6
+    """Share of its way to a target that must be left beyond it, up to a border of the workspace or the clearance: it
+    makes the approach slow enough for the arm's inertia (30 ms when stretched, half of `response`) not to carry it
+    past."""
 
 
 @dataclass
@@ -166,8 +167,8 @@ class SafetyFilter:
         found = self._unusable(controls, joints, age)
         safe = self._last.copy() if found else self._limit(controls, joints, elapsed, found)
         self.report.add(found)
-        if "not_finite" not in found:
-            self._asked = (safe[:JOINTS] - joints) / self.limits.response
+        known = _every(np.isfinite(joints), axis=None)  # where they are not, the arm may as well be at rest
+        self._asked = (safe[:JOINTS] - joints) / self.limits.response if known else np.zeros(JOINTS)
         self._last = safe.copy()
         return safe
 
