@@ -6,9 +6,10 @@ speed and acceleration are about: a command may ask for no more than the one, an
 more *additional* speed than the other allows in the time between them. To ask for less is always allowed.
 
 The limits of the Panda's datasheet are the default. The scripted expert asks for more (of joint 7 for 5.3 rad/s, of
-joint 2 for 3.1 rad/s, and for either from standstill at once): a third to a half of its commands are changed. It
-succeeds as often, and takes 0.2 to 0.3 s longer. Limits that let all of it pass do not keep the arm in its workspace:
-beyond 2.2 rad/s it runs centimetres past a target that turns back (scripts/check_safety.py).
+joint 2 for 3.1 rad/s, either from standstill in one command): most of its commands are shortened, it picks up as often
+and takes 0.3 to 0.5 s longer. Limits that let all of it pass do not keep the simulated arm in its place: at 4 rad/s,
+without `headroom` and `overshoot`, random commands took the tool 47 mm out of its workspace and the fingers into the
+table. See scripts/check_safety.py.
 """
 
 import math
@@ -88,8 +89,8 @@ class Limits:
     acceleration: tuple[float, ...] = PANDA_ACCELERATION
     """How fast the speed that is asked for may rise (rad/s^2); to brake is always allowed."""
     headroom: float = 0.7
-    """Share of `speed` that a command may ask for: joints that start together drag each other beyond what they were
-    asked for."""
+    """Share of `speed` that a command may ask for: joints that start together drag each other up to 1.4 times beyond
+    what they were asked for."""
     response: float = 0.06
     """Time constant of the arm's answer to a step (s)."""
     staleness: float = 2.0
