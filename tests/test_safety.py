@@ -105,6 +105,16 @@ def test_what_nothing_can_be_made_of_holds_the_last_safe_command(asked, joints, 
     assert kinds(safety) == {kind: excess} and safety.report.changed == 1
 
 
+def test_after_a_hold_speed_rises_from_what_the_held_command_still_asks_for():
+    """The arm has come within 0.02 rad of the held target, so 0.2 rad/s: 0.2 rad/s more is 0.04 rad ahead; by hand."""
+    safety = ready(replace(PLAIN, acceleration=(4.0,) * JOINTS))
+    for _ in range(5):
+        safety(controls(0.1), ORIGIN, PERIOD)
+    near = controls(0.08)[:JOINTS]
+    np.testing.assert_allclose(safety(controls(np.nan), near, PERIOD), controls(0.1))
+    np.testing.assert_allclose(safety(controls(0.5), near, PERIOD), controls(0.08 + 0.04))
+
+
 def test_before_the_first_command_the_start_is_held():
     safety = ready(joints=np.full(JOINTS, 0.3))
     np.testing.assert_array_equal(safety(controls(np.nan), ORIGIN, PERIOD), [*[0.3] * JOINTS, 1.0])

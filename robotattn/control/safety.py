@@ -6,9 +6,10 @@ speed and acceleration are about: a command may ask for no more than the one, an
 more *additional* speed than the other allows in the time between them. To ask for less is always allowed.
 
 The limits of the Panda's datasheet are the default. The scripted expert asks for more (of joint 7 for 5.3 rad/s, of
-joint 2 for 3.1 rad/s, and for either from standstill at once): a third to a half of its commands are changed. It
-succeeds as often, and takes 0.2 to 0.3 s longer. Limits that let all of it pass do not keep the arm in its workspace:
-beyond 2.2 rad/s it runs centimetres past a target that turns back (scripts/check_safety.py).
+joint 2 for 3.1 rad/s, either from standstill in one command): most of its commands are shortened, it picks up as often
+and takes 0.3 to 0.5 s longer. Limits that let all of it pass do not keep the simulated arm in its place: at 4 rad/s,
+without `headroom` and `overshoot`, random commands took the tool 47 mm out of its workspace and the fingers into the
+table. See scripts/check_safety.py.
 """
 
 import math
@@ -87,9 +88,9 @@ class Limits:
     """Highest joint speeds that a command may ask for (rad/s)."""
     acceleration: tuple[float, ...] = PANDA_ACCELERATION
     """How fast the speed that is asked for may rise (rad/s^2); to brake is always allowed."""
-    headroom: float = 0.65
-    """Share of `speed` that a command may ask for: joints that start together drag each other beyond what they were
-    asked for."""
+    headroom: float = 0.7
+    """Share of `speed` that a command may ask for: joints that start together drag each other up to 1.4 times beyond
+    what they were asked for."""
     response: float = 0.06
     """Time constant of the arm's answer to a step (s)."""
     staleness: float = 2.0
@@ -100,9 +101,10 @@ class Limits:
     """How far outside the workspace a command may end (m): the error of the inverse kinematics."""
     clearance: float = 0.002
     """How close to the table any part of the arm may be sent (m)."""
-    overshoot: float = 0.25
-    """Share of its way by which the arm may run past a target, because its joints do not keep step: so much farther
-    from a border of the workspace must a target toward it end."""
+    overshoot: float = 0.6
+    """Share of its way to a target that must be left beyond it, up to a border of the workspace or the clearance: it
+    makes the approach slow enough for the arm's inertia (30 ms when stretched, half of `response`) not to carry it
+    past."""
 
 
 @dataclass
@@ -166,8 +168,8 @@ class SafetyFilter:
         found = self._unusable(controls, joints, age)
         safe = self._last.copy() if found else self._limit(controls, joints, elapsed, found)
         self.report.add(found)
-        if "not_finite" not in found:
-            self._asked = (safe[:JOINTS] - joints) / self.limits.response
+        known = _every(np.isfinite(joints), axis=None)  # where they are not, the arm may as well be at rest
+        self._asked = (safe[:JOINTS] - joints) / self.limits.response if known else np.zeros(JOINTS)
         self._last = safe.copy()
         return safe
 
