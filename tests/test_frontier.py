@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from batches import statistics
 
 from robotattn import checkpoint, cli, evaluate, frontier, frontier_page, frontier_table
 from robotattn.config import UsageError, to_dict
@@ -22,6 +22,9 @@ from robotattn.policies import ACTConfig, BlockwiseConfig, build
 from robotattn.policies.base import CANNOT_CONTINUE
 from robotattn.statistics import paired_difference
 from robotattn.tokens.text import default_tokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from batches import statistics
 
 SMALL = {"objects": True, "width": 32, "heads": 2, "feedforward": 32, "text_width": 16, "stem_channels": 8, "chunk": 4}
 ACT, FLOW = ACTConfig(**SMALL), BlockwiseConfig(layers=1, **SMALL)
