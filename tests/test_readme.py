@@ -23,7 +23,6 @@ STAGES = {  # where each command gets its work done
     "profile": "robotattn.latency.profile",
     "plan": "robotattn.latency.plan",
     "frontier": "robotattn.frontier",
-    "live": "robotattn.live",
     "compare": "robotattn.compare",
     "report": "robotattn.report",
     "experiments": "robotattn.experiments.suite",
