@@ -1,6 +1,6 @@
 """The rows of study_cpu_wins.py: ways in turn, their times, how far the actions are apart, and whether a win holds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic, thread_time_ns
 from typing import Any
@@ -44,7 +44,7 @@ Timed = Callable[[dict[str, object]], dict[str, Spent]]
 """Runs one observation and says how long its parts took."""
 
 
-def alternate(rounds: int, seconds: float, ways: dict[str, Timed], batches: Sequence[dict[str, object]]) -> Times:
+def alternate(rounds: int, seconds: float, ways: Mapping[str, Timed], batches: Sequence[dict[str, object]]) -> Times:
     """Run the ways in turn, on the same observation in each round; return the times of each way and part."""
     times: Times = {name: {} for name in ways}
     end = monotonic() + seconds

@@ -43,12 +43,13 @@ from robotattn.evaluate import success_rate, write_json
 from robotattn.latency.environment import environment, load
 from robotattn.latency.modes import in_int8, parity, prepare, probe, use_kernel, using
 from robotattn.latency.subject import of_checkpoint, of_policy
-from robotattn.loop import read_observation, run_episodes
+from robotattn.loop import run_episodes
 from robotattn.policies import ACTConfig, AutoregressiveConfig, BlockwiseConfig, Policy, PolicyConfig
 from robotattn.policies.autoregressive import Autoregressive
 from robotattn.policies.blocks import recall
 from robotattn.policies.blockwise import Blockwise
 from robotattn.seeds import stream
+from robotattn.sight import read_observation
 from robotattn.statistics import paired_difference
 from robotattn.tokens.sequence import Tokens
 from robotattn.types import Episode
@@ -122,6 +123,7 @@ def main(study: Study) -> None:
     if missing:
         sys.exit(f"runs: no checkpoints of {', '.join(missing)} there; python scripts/study_decoders.py trains them")
     default = torch.get_num_threads()
+    torch.set_num_threads(1)
     with Progress(console=Console(stderr=True)) as bars:
         outcomes = episodes(study, bars)
         before = environment(torch.device("cpu"), study.seed)
@@ -302,7 +304,10 @@ def kept(study: Study, case: Case) -> list[dict[str, Any]]:
         tokens = policy.tokenize(batch)
         return {"prefix, decode": clock(lambda: work(tokens))[1]}
 
-    ways = {"uncached": partial(uncached, policy), "cached": lambda tokens: policy.decode(policy.prefill(tokens))}
+    ways: dict[str, Callable[[Tokens], Tensor]] = {
+        "uncached": partial(uncached, policy),
+        "cached": lambda tokens: policy.decode(policy.prefill(tokens)),
+    }
     times = alternate(
         study.rounds, study.seconds, {name: partial(timed, work) for name, work in ways.items()}, case.batches
     )

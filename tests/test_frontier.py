@@ -353,7 +353,7 @@ def test_the_page_stands_alone_and_says_how_to_make_it_again(runs, tmp_path: Pat
     assert "data:image/png;base64," in page
     assert "http" not in page
     assert "predicted from the roofline and launch floor of NVIDIA Jetson AGX Orin" in page
-    assert "evaluated at 20 Hz, but the policy&#39;s chunks are for 10 Hz" in page
+    assert "evaluated at 20 Hz, but the policy&#39;s actions are 0.1 s apart" in page
     words = shlex.split(frontier_page.command(result["config"]))
     assert words[:2] == ["robotattn", "frontier"]
     assert parse(FrontierConfig, words[2:], cli.frontier) == config
