@@ -247,6 +247,7 @@ def test_the_whole_pipeline_runs_command_by_command(tmp_path: Path):
         f"live {out} --seconds 0.5",
         f"profile {out} --samples 20",
         f"plan {out} --hz 20 --device h200",
+        f"frontier {out} --devices fixed:100ms h200 --episodes 2 --workers 0 --out {tmp_path / 'frontier'}",
         f"compare {out}/evaluation.json {out}/evaluation.json",
         f"report {out}",
         f"experiments e3 --out {tmp_path / 'experiments'}",
@@ -259,6 +260,7 @@ def test_the_whole_pipeline_runs_command_by_command(tmp_path: Path):
     assert said["train"]["steps"] == 3
     assert said["live"]["ticks"] == 25 and said["live"]["stopped"] == ""
     assert set(said["profile"]["stages"]) >= {"vision", "prefix", "decode"}
+    assert said["frontier"]["missing"] == [] and said["frontier"]["cells"]["run"] == 4
     assert said["plan"]["hz"] == 20 and said["compare"]["regression"] is False
     assert said["report"]["runs"][0]["success"]["episodes"] == 2
     assert said["experiments"]["agrees"] is True
