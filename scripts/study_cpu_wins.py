@@ -122,6 +122,7 @@ def main(study: Study) -> None:
     if missing:
         sys.exit(f"runs: no checkpoints of {', '.join(missing)} there; python scripts/study_decoders.py trains them")
     default = torch.get_num_threads()
+    torch.set_num_threads(1)
     with Progress(console=Console(stderr=True)) as bars:
         outcomes = episodes(study, bars)
         before = environment(torch.device("cpu"), study.seed)
