@@ -1,5 +1,6 @@
 """The study of what is faster on a CPU: its reference without a cache, its rows, and what it calls a win."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -77,3 +78,23 @@ def test_every_policy_has_the_rows_that_concern_it(name, kept):
 def test_a_win_is_surely_faster_with_the_same_actions_and_no_drop_of_success(changes, said):
     row = {"before": "float32", "after": "int8", "ratio": {"low": 1.1, "high": 1.3}, "actions": {"ok": True}}
     assert cpu_wins_table.verdict(row | {"success": None} | changes) == said
+
+
+def test_the_study_writes_a_row_a_line_and_ends_in_json_without_folders_of_the_machine(monkeypatch, tmp_path, capsys):
+    outcomes = {("autoregressive", "float32"): [True] * 12, ("autoregressive", "int8"): [True] * 11 + [False]}
+    monkeypatch.setattr(study_cpu_wins, "episodes", lambda study, bars: outcomes)
+    monkeypatch.setattr(study_cpu_wins, "cases", lambda study: [case("autoregressive")])
+    threads = torch.get_num_threads()
+    try:
+        study_cpu_wins.main(Study(out=tmp_path, trained=(), rounds=2, seconds=0.0))
+    finally:
+        torch.set_num_threads(threads)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result == json.loads((tmp_path / "wins.json").read_text())
+    assert [row["win"] for row in result["rows"]] == ["probe", "int8", "int8", "int8", "cache"]
+    found = result["rows"][1]["success"]
+    assert found["int8"]["successes"] == 11 and found["difference"]["difference"] == pytest.approx(-1 / 12)
+    assert result["rows"][0]["success"] is None and all(row["verdict"] for row in result["rows"])
+    table = (tmp_path / "wins.md").read_text()
+    assert len(table.splitlines()) == 2 + 5 and "11 of 12" in table
+    assert str(tmp_path) not in table + json.dumps(result)
