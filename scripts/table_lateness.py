@@ -1,7 +1,8 @@
 """Lay a frontier out as tables, a picture and one line an episode: success against latency, a line for each handling.
 
-    robotattn frontier runs/lateness/*/ --devices fixed:0ms fixed:100ms fixed:200ms fixed:300ms fixed:400ms \
-        --late hold naive skip-executed ensemble real-time --execute 8 --episodes 100 --out runs/lateness_frontier
+    robotattn frontier runs/lateness/*/ --late hold naive skip-executed ensemble real-time --execute 8 \
+        --devices fixed:0ms fixed:100ms fixed:200ms fixed:300ms fixed:400ms lognormal:166ms:280ms \
+        --episodes 100 --out runs/lateness_frontier
     python scripts/table_lateness.py --frontier runs/lateness_frontier --out results/lateness
 
 Writes lateness.md (success within 6 s / within 3 s / at the first try, of all episodes), lateness.png and episodes.csv.
@@ -16,6 +17,7 @@ from typing import Any
 import matplotlib
 import tyro
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from robotattn.statistics import paired_difference, wilson
 
@@ -79,7 +81,8 @@ def recovered(rows: Sequence[Row], cells: Mapping[str, Sequence[Row]]) -> list[s
         a, b = soon(cells[hold["cell"]]), soon(cells[row["cell"]])
         lost = sum(soon(cells[free["cell"]]).values()) - sum(a.values())
         pairs = paired_difference([a[seed] for seed in b], list(b.values()))
-        share = f"{(sum(b.values()) - sum(a.values())) / lost:.0%}" if lost > 0 else "nothing lost"
+        won = sum(b.values()) - sum(a.values())
+        share = "nothing lost" if lost <= 0 else f"{won / lost:.0%}" if won > 0 else "nothing"
         shown = f"{100 * pairs.difference:+.0f} [{100 * pairs.low:+.0f}, {100 * pairs.high:+.0f}]"
         lines.append(f"| {policy} | {device} | {sum(a.values())} | {late} | {shown} | {share} |")
     return lines
@@ -100,7 +103,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         for one, policy in zip(axes.flat, policies, strict=False):
             _panel(one, [row for row in rows if row["policy"] == policy and row["device"].startswith("fixed:")])
             one.set_title(policy)
-        axes.flat[0].legend(frameon=False, fontsize=8)
+        shown = [name for name in COLOURS if any(row["late"] == name for row in rows)]
+        lines = [Line2D([], [], marker="o", markersize=4, color=COLOURS[name], label=name) for name in shown]
+        axes.flat[0].legend(handles=lines, frameon=False, fontsize=8)
         figure.supxlabel("latency of every inference (ms)")
         figure.supylabel("success within 3 s (%), 95 % interval")
         figure.savefig(path, dpi=100)
