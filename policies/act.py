@@ -33,6 +33,8 @@ class ACTConfig:
     """Read object tokens (poses and colours) from the simulator."""
     frames: int = 1
     """Looks at the scene: now, and one at each of the control ticks before. From 2 on, motion is seen."""
+    frame_gap: int = 1
+    """Control ticks from one look to the next: slow motion is seen more exactly from looks farther apart."""
     vocabulary: int = 512
     """Number of token ids of the instruction."""
     chunk: int = 8

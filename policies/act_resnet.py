@@ -42,6 +42,8 @@ class ACTResNetConfig:
     """Read object tokens (poses and colours) from the simulator."""
     frames: Literal[1] = 1
     """Looks at the scene: the published ACT has one, now."""
+    frame_gap: Literal[1] = 1
+    """Of no effect with one look."""
     instruction: bool = True
     """Read the instruction; the published ACT knows one task and has none."""
     vocabulary: int = 512

@@ -23,6 +23,8 @@ class Fields(Protocol):
     @property
     def frames(self) -> int: ...
     @property
+    def frame_gap(self) -> int: ...
+    @property
     def vocabulary(self) -> int: ...
     @property
     def chunk(self) -> int: ...
@@ -62,7 +64,18 @@ def check_fields(config: Fields, *, sizes: tuple[str, ...] = (), weights: tuple[
 
     sizes, weights: further fields of this config that must be at least 1, and at least 0.
     """
-    shared = ("frames", "vocabulary", "width", "heads", "patch", "stem_channels", "text_width", "chunk", "feedforward")
+    shared = (
+        "frames",
+        "frame_gap",
+        "vocabulary",
+        "width",
+        "heads",
+        "patch",
+        "stem_channels",
+        "text_width",
+        "chunk",
+        "feedforward",
+    )
     at_least(config, 1, *shared, *sizes)
     at_least(config, 0, "pose_weight", "attention_weight", *weights)
     if not config.cameras and not config.objects:

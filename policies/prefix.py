@@ -1,6 +1,6 @@
 """Observation → token sequence, shared by all policies, and the auxiliary losses that make pixels learnable.
 
-Groups in order: one a camera (its name), ``objects``, then the same of older frames (``front@1``, one control tick
+Groups in order: one a camera (its name), ``objects``, then the same of older frames (``front@1``, one look
 before), ``instruction``, ``proprioception``, ``target``. The target token fuses what the instruction refers to, where
 that is, how it moved since each older frame, and where the arm is. Found necessary with demonstrations
 in the hundreds: the target's pose never sees proprioception; attention is supervised for *every* object in view, by

@@ -71,7 +71,7 @@ class PolicyAgent:
 
     def watch(self, row: int, observation: Observation) -> None:
         """Remember what a row sees at this tick; a policy trained on every tick must not be shown every fourth."""
-        seen = self._seen.setdefault(row, deque(maxlen=self.batcher.frames))
+        seen = self._seen.setdefault(row, deque(maxlen=self.batcher.memory))
         if not seen or seen[-1] is not observation:
             seen.append(observation)
 
@@ -176,7 +176,7 @@ def exact_micro_batch(agent: PolicyAgent, observation: Observation, size: int) -
     if size == 1:
         return 1
     probe = PolicyAgent(agent.act, agent.batcher, agent.period, agent.anchored, size, agent.act_on)
-    others = [_history(observation, seed, agent.batcher.frames) for seed in range(2 * size + 1)]
+    others = [_history(observation, seed, agent.batcher.memory) for seed in range(2 * size + 1)]
     rows = [(*others.pop()[:-1], observation), *others]
     nothing: list[Overlap | None] = [None] * len(rows)
     overlaps = [nothing]

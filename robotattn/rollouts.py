@@ -18,7 +18,7 @@ from robotattn.control.chunks import ChunkOptions
 from robotattn.envs import EnvConfig, make_env
 from robotattn.envs.cameras import gl_renderer
 from robotattn.envs.experts import EXPERTS
-from robotattn.latency.inputs import Batcher
+from robotattn.latency.inputs import Batcher, frames
 from robotattn.loop import run_episodes
 from robotattn.sight import read_observation
 from robotattn.timing import TimingConfig, of_row
@@ -101,7 +101,7 @@ def make_agent(job: Job, envs: Sequence[gym.Env]) -> Agent:
             return EXPERTS[job.env.task](envs)
     assert job.checkpoint is not None
     loaded = checkpoint.load(job.checkpoint, job.device)
-    batcher = Batcher(loaded.tokenizer.encode, list(loaded.config.cameras), job.device, loaded.config.frames)
+    batcher = Batcher(loaded.tokenizer.encode, list(loaded.config.cameras), job.device, *frames(loaded.config))
     trained = from_dict(EnvConfig, loaded.env, f"{job.checkpoint}: env")
     policy, anchored = loaded.policy, loaded.policy.action_mode == "tool"
     act_on = policy.act_on if job.chunks.kind == "real-time" else None

@@ -31,11 +31,13 @@ class TrainConfig:
     """What one training is made of; everything else follows from the data set."""
 
     data: Path
-    """Folder of demonstrations."""
+    """Folder of demonstrations; the policy is evaluated in its environment."""
     out: Path
     """Folder of the run: checkpoint/, snapshots/, metrics.jsonl, config.yaml, training_state.pt."""
     policy: Annotated[PolicyConfig, ONE_OF]
     """The policy and its size."""
+    also: tuple[Path, ...] = ()
+    """Further folders, of the same rate, cameras and actions: other tasks, other light."""
     steps: int = 2000
     """Optimiser steps."""
     batch: int = 48
@@ -55,7 +57,7 @@ class TrainConfig:
     seed: int = 0
     """Of initial weights, sample order and augmentation."""
     episodes: int | None = None
-    """Use the first so many episodes only."""
+    """Use the first so many episodes of each folder only."""
     permute_colours: bool = False
     """Permute colours in object tokens and instruction together."""
     on_bad: Literal["fail", "skip"] = "fail"
@@ -103,8 +105,10 @@ def _require(condition: bool, name: str, allowed: str, value: object) -> None:
         raise ValueError(f"{name} must be {allowed}, got {value}")
 
 
-MAY_CHANGE = {"steps", "checkpoint_every", "log_every", "snapshot_minutes", "tracker", "out", "data", "latency_trace"}
-"""Fields that may differ when a run is resumed: they do not decide a step (of data and traces, hashes are compared)."""
+ELSEWHERE = {"out", "data", "also", "latency_trace"}
+"""Where files lie may differ when a run is resumed: hashes of data and traces are compared."""
+MAY_CHANGE = ELSEWHERE | {"steps", "checkpoint_every", "log_every", "snapshot_minutes", "tracker"}
+"""Fields that may differ when a run is resumed: they do not decide a step."""
 
 
 def train(
@@ -127,7 +131,8 @@ def train(
     _check_same_delay(config, delay, state)
     tokenizer = default_tokenizer()
     windows = read_windows(config, tokenizer, progress, None if delay is None else delay.clock.latency)
-    dataset = windows.description | {"name": config.data.name, "used": len(windows.lines), "sha256": windows.hash}
+    name = "+".join(folder.name for folder in (config.data, *config.also))
+    dataset = windows.description | {"name": name, "used": len(windows.lines), "sha256": windows.hash}
     if state and state["dataset"] != dataset["sha256"]:
         raise UsageError(f"{config.data}: the episodes are not those that the run {config.out} was started with")
     with torch.random.fork_rng(devices=[]):
@@ -156,10 +161,12 @@ def read_windows(
         raise UsageError(f"policy vocabulary={policy.vocabulary}: the tokenizer has {tokenizer.size} tokens")
     windows = Windows(
         config.data,
+        also=config.also,
         chunk=policy.chunk,
         cameras=tuple(policy.cameras),
         action_mode=policy.action_mode,
         frames=policy.frames,
+        frame_gap=policy.frame_gap,
         episodes=config.episodes,
         objects=policy.objects,
         permute_colours=config.permute_colours,

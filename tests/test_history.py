@@ -37,14 +37,15 @@ def dataset(tmp_path_factory):
 # ------------------------------------------------------------------------------------------ windows
 
 
-def test_a_window_holds_the_recorded_frames_up_to_t_and_repeats_the_first_at_the_start(dataset):
+@pytest.mark.parametrize("gap", [1, 2])
+def test_a_window_holds_the_recorded_frames_up_to_t_and_repeats_the_first_at_the_start(dataset, gap):
     folder, written = dataset
-    loaded = windows(folder, objects=True, frames=FRAMES)
+    loaded = windows(folder, objects=True, frames=FRAMES, frame_gap=gap)
     got = loaded.batch(np.arange(len(loaded)), np.random.default_rng(0))
     labels, row = got["labels"], 0
     for content, _ in written:
         for t in range(len(content["observations/state"])):
-            seen = [max(t - back, 0) for back in (2, 1, 0)]
+            seen = [max(t - back * gap, 0) for back in (2, 1, 0)]
             np.testing.assert_array_equal(got["state"][row], content["observations/state"][t])
             np.testing.assert_array_equal(got["history"][row], content["observations/state"][seen[:-1]])
             np.testing.assert_array_equal(got["objects"][row], content["observations/objects"][seen])
@@ -82,6 +83,8 @@ def test_colours_are_renamed_alike_in_all_frames(dataset):
 def test_no_frame_at_all_is_refused(dataset):
     with pytest.raises(ValueError, match="frames: 0"):
         windows(dataset[0], frames=0)
+    with pytest.raises(ValueError, match="frame_gap: 0"):
+        windows(dataset[0], frames=2, frame_gap=0)
 
 
 # ------------------------------------------------------------------------------------------ the live agent
@@ -132,7 +135,7 @@ class Replay(gym.Env):
         return {"success": False, "reason": "time_limit", "episode": {}}
 
 
-def live_batches(written, seeds, envs, execute=1, micro_batch=1, agent_class=PolicyAgent):
+def live_batches(written, seeds, envs, execute=1, micro_batch=1, agent_class=PolicyAgent, gap=1):
     """Run the loop over replayed episodes; return every row that the policy was given, by its state's bytes."""
     given = {}
 
@@ -142,16 +145,16 @@ def live_batches(written, seeds, envs, execute=1, micro_batch=1, agent_class=Pol
             given[seen["state"][row].numpy().tobytes()] = sample | {c: i[row] for c, i in seen["images"].items()}
         return torch.zeros(len(seen["state"]), 4, 5)
 
-    batcher = Batcher(TOKENIZER.encode, ("front", "wrist"), frames=FRAMES)
+    batcher = Batcher(TOKENIZER.encode, ("front", "wrist"), frames=FRAMES, frame_gap=gap)
     agent = agent_class(act, batcher, 0.1, True, micro_batch)
     worlds = [Replay(written) for _ in range(envs)]
     assert len(list(run_episodes(worlds, agent, seeds, ChunkOptions(execute)))) == len(seeds)
     return given
 
 
-def recorded_batches(folder):
+def recorded_batches(folder, gap=1):
     """Every row of the training windows, by its state's bytes."""
-    loaded = windows(folder, objects=True, frames=FRAMES)
+    loaded = windows(folder, objects=True, frames=FRAMES, frame_gap=gap)
     seen = loaded.batch(np.arange(len(loaded)), np.random.default_rng(0))
     rows = range(len(loaded))
     return {
@@ -170,12 +173,13 @@ def check_equal(live, recorded):
 @pytest.mark.parametrize("micro_batch", [1, 4])
 @pytest.mark.parametrize("execute", [1, 3])
 @pytest.mark.parametrize("envs", [1, 2])
-def test_live_history_is_that_of_the_training_windows(dataset, envs, execute, micro_batch):
+@pytest.mark.parametrize("gap", [1, 2])
+def test_live_history_is_that_of_the_training_windows(dataset, gap, envs, execute, micro_batch):
     """Also where the agent plans from every third tick only: it is shown the others as well."""
     folder, written = dataset
-    live = live_batches(written, [0, 1, 2], envs, execute, micro_batch)
+    live = live_batches(written, [0, 1, 2], envs, execute, micro_batch, gap=gap)
     assert len(live) == sum(-(-(length - 1) // execute) for length in LENGTHS)
-    check_equal(live, recorded_batches(folder))
+    check_equal(live, recorded_batches(folder, gap))
 
 
 class Forgetful(PolicyAgent):
@@ -234,6 +238,14 @@ def test_micro_batches_are_exact_and_act_like_single_rows(config):
 
 
 # ------------------------------------------------------------------------------------------ batches of observations
+
+
+def test_looks_farther_apart_are_taken_by_ticks_and_never_from_before_the_start():
+    seen = [random_observation(small(ACTConfig, objects=True), np.random.default_rng(t), [""]) for t in range(5)]
+    seen = [dataclasses.replace(observation, time=t / 8) for t, observation in enumerate(seen)]
+    batcher = Batcher(lambda texts: (np.array([[1]]), None), (), frames=2, frame_gap=3)
+    assert batcher.memory == 4
+    assert batcher.batch([seen[:1], seen[:3], seen[:4], seen])["ages"].tolist() == [[t / 8, 0.0] for t in (0, 2, 3, 3)]
 
 
 def test_a_row_of_fewer_observations_repeats_the_first_and_of_more_takes_the_last():

@@ -50,13 +50,13 @@ def columns(rng, length, size, action_mode):
     return result, int(rng.integers(count))
 
 
-def write_dataset(folder, lengths=LENGTHS, size=4, action_mode="tool", language="both"):
+def write_dataset(folder, lengths=LENGTHS, size=4, action_mode="tool", language="both", seed=7, **other):
     """Write a dataset folder of random episodes; return their columns."""
     folder.mkdir(exist_ok=True)
     cameras = [{"name": "front"}, {"name": "wrist"}]
-    env = {"cameras": cameras, "object_tokens": True, "action_mode": action_mode, "language": language}
+    env = {"cameras": cameras, "object_tokens": True, "action_mode": action_mode, "language": language, **other}
     store.open_dataset(folder, {"schema": 1, "env": env, "seed": 0, "noise": 1.0, "episodes": len(lengths)})
-    rng, written, lines = np.random.default_rng(7), [], {}
+    rng, written, lines = np.random.default_rng(seed), [], {}
     for index, length in enumerate(lengths):
         content, target = columns(rng, length, size, action_mode)
         about = {"attempt": 1, "seed": index, "instruction": "", "success": True, "reason": "success", "hz": 10}
@@ -257,6 +257,40 @@ def test_an_unfinished_dataset_is_refused(tmp_path):
     with pytest.raises(UsageError, match="2 of 3 episodes are there; finish with the same record command"):
         windows(folder)
     assert len(windows(folder, on_bad="skip")) == len(windows(folder, episodes=2)) == 10
+
+
+def test_further_folders_come_after_the_first_as_they_are(dataset, tmp_path):
+    """Other tasks and light may be mixed in; no window sees over the border of a folder."""
+    folder, written = dataset
+    more = write_dataset(tmp_path / "more", (4, 6), seed=8, task="pick_moving", light=1.0)
+    both = windows(folder, also=[tmp_path / "more"], objects=True, frames=2)
+    assert len(both) == sum(LENGTHS) + 10 and both.description == store.read_dataset(folder)
+    alone, batch = every(windows(folder, objects=True, frames=2)), every(both)
+    for name in ("state", "objects", "actions", "actions_mask", "history", "ages"):
+        assert torch.equal(batch[name][: sum(LENGTHS)], alone[name])
+    states = np.concatenate([content["observations/state"] for content, _ in more])
+    np.testing.assert_array_equal(batch["state"][sum(LENGTHS) :], states)
+    np.testing.assert_array_equal(batch["labels"]["target"][sum(LENGTHS) :], np.repeat([t for _, t in more], (4, 6)))
+    border = sum(LENGTHS)
+    assert torch.equal(batch["history"][border, 0], batch["state"][border]) and batch["ages"][border, 0] == 0.0
+    assert len(windows(folder, also=[tmp_path / "more"], episodes=1)) == LENGTHS[0] + 4
+    hashes = {windows(folder, also=also).hash for also in ([], [tmp_path / "more"], [folder])}
+    assert len(hashes) == 3
+    np.testing.assert_array_equal(np.concatenate([c["observations/state"] for c, _ in written]), alone["state"])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"hz": 20}, "more: env.hz: 20, but .*demos has None"),
+        ({"language": "en"}, "more: env.language: en, but .*demos has both"),
+        ({"action_mode": "joint"}, "more: env.action_mode: joint, but .*demos has tool"),
+    ],
+)
+def test_folders_that_do_not_go_together_are_refused(dataset, tmp_path, other, message):
+    write_dataset(tmp_path / "more", **other)
+    with pytest.raises(UsageError, match=message):
+        windows(dataset[0], also=[tmp_path / "more"])
 
 
 @pytest.mark.parametrize(

@@ -24,20 +24,26 @@ from robotattn.types import COLOURS, ActionMode, tool_pose
 
 Batch = dict[str, Any]
 Progress = Callable[[str, int, int], None]
+Part = tuple[Path, store.Line]
+"""An episode: its folder, and its line in the manifest there."""
 
 STATE, OBJECTS, IMAGES = "observations/state", "observations/objects", "observations/images/"
 POSITION, PRESENT, COLOUR = "labels/position", "labels/present", "labels/colour"
 TIME = "time/observation"
+ALIKE = ("hz", "action_mode", "object_tokens", "cameras", "language")
+"""What folders of one training must have in common; task, light, noise and seeds may differ."""
 
 
 class Windows:
     """A dataset in RAM. `len` is the number of windows (frames); `batch` gathers some of them.
 
-    folder: what `robotattn record` wrote. chunk: H, actions of a window. cameras: which images to load. frames: F,
-    ticks that a window has seen, the last one t; above 1, images, objects and the labels of each tick have an axis for
-    them behind the batch's. episodes: only the first n. objects: give object tokens. permute_colours: rename the
-    colours at random in each sample, in object tokens and instruction together. on_bad: whether a damaged file ends
-    the loading or is left out. latency: by how much (ns) the targets of each window are later, drawn for each sample.
+    folder: what `robotattn record` wrote. also: further ones, of the same rate, sensors and actions (`ALIKE`); the
+    description is that of the first. chunk: H, actions of a window. cameras: which images to load. frames: F, ticks
+    that a window has seen, the last one t, `frame_gap` apart; above 1, images, objects and the labels of each have an
+    axis for them behind the batch's. episodes: only the first n of a folder. objects: give object tokens.
+    permute_colours: rename the colours at random in each sample, in object tokens and instruction together. on_bad:
+    whether a damaged file ends the loading or is left out. latency: by how much (ns) the targets of each window are
+    later, drawn for each sample.
     """
 
     def __init__(
@@ -48,7 +54,9 @@ class Windows:
         action_mode: ActionMode,
         *,
         tokenizer: Tokenizer,
+        also: Sequence[str | Path] = (),
         frames: int = 1,
+        frame_gap: int = 1,
         episodes: int | None = None,
         objects: bool = False,
         permute_colours: bool = False,
@@ -64,10 +72,12 @@ class Windows:
             raise UsageError("permute_colours: only for object tokens without cameras: images keep their colours")
         self.folder, self.chunk, self.cameras, self.action_mode = Path(folder), chunk, tuple(cameras), action_mode
         self.permute_colours, self.on_bad = permute_colours, on_bad
-        self.ticks = np.arange(1 - frames, 1)  # of each frame of a window, from t
+        if frame_gap < 1:
+            raise ValueError(f"frame_gap: {frame_gap}, allowed is a positive number of ticks")
+        self.ticks = np.arange(1 - frames, 1) * frame_gap  # of each frame of a window, from t
         self.description = store.read_dataset(self.folder)
         self._columns = self._wanted(objects)
-        self._load(self._lines(episodes), progress)
+        self._load([part for each in (self.folder, *map(Path, also)) for part in self._lines(each, episodes)], progress)
         self.latency, self.empty = latency, 0.0
         self.delay = None if latency is None else self._typical(latency)
         language = str(self.description["env"].get("language", "both"))
@@ -92,24 +102,32 @@ class Windows:
         times = [TIME] if len(self.ticks) > 1 else []
         return [STATE, self._target, POSITION, *times, *([OBJECTS] if objects else []), *per_camera]
 
-    def _lines(self, episodes: int | None) -> list[store.Line]:
-        lines, asked = store.read_manifest(self.folder), self.description["episodes"]
+    def _lines(self, folder: Path, episodes: int | None) -> list[Part]:
+        lines, asked = store.read_manifest(folder), self._check_alike(folder)["episodes"]
         wanted = asked if episodes is None else episodes
         if not 1 <= wanted <= asked:
-            raise UsageError(f"{self.folder}: episodes: {wanted}, the dataset has 1 to {asked}")
+            raise UsageError(f"{folder}: episodes: {wanted}, the dataset has 1 to {asked}")
         lines = [line for line in lines if line["index"] < wanted]
         if not lines or (len(lines) < wanted and self.on_bad == "fail"):
             raise UsageError(
-                f"{self.folder}: {len(lines)} of {wanted} episodes are there; finish with the same record command"
+                f"{folder}: {len(lines)} of {wanted} episodes are there; finish with the same record command"
             )
-        return lines
+        return [(folder, line) for line in lines]
 
-    def _load(self, lines: Sequence[store.Line], progress: Progress | None) -> None:
+    def _check_alike(self, folder: Path) -> dict[str, Any]:
+        """Return a folder's description; raises UsageError if its episodes do not go together with the first one's."""
+        description, first = store.read_dataset(folder), self.description["env"]
+        for name in ALIKE:
+            if (found := description["env"].get(name)) != first.get(name):
+                raise UsageError(f"{folder}: env.{name}: {found}, but {self.folder} has {first.get(name)}")
+        return description
+
+    def _load(self, lines: Sequence[Part], progress: Progress | None) -> None:
         """Read the episodes into arrays of one row a frame (`frames`) and one row an episode."""
         self.skipped: list[str] = []
         self.lines: list[store.Line] = []
         self.frames: dict[str, np.ndarray] = {}
-        room, ends, about = sum(line["length"] for line in lines), [0], []
+        room, ends, about = sum(line["length"] for _, line in lines), [0], []
         for line, episode in self._episodes(lines, progress):
             start, end = ends[-1], ends[-1] + episode.length
             for name in self._columns:
@@ -130,11 +148,11 @@ class Windows:
         self.hash = store.dataset_hash(self.lines)
 
     def _episodes(
-        self, lines: Sequence[store.Line], progress: Progress | None
+        self, lines: Sequence[Part], progress: Progress | None
     ) -> Iterator[tuple[store.Line, store.StoredEpisode]]:
         wanted = {*self._columns, PRESENT, COLOUR}
-        for done, line in enumerate(lines):
-            path = store.episode_path(self.folder, line["index"])
+        for done, (folder, line) in enumerate(lines):
+            path = store.episode_path(folder, line["index"])
             try:
                 yield line, self._complete(store.read_episode(path, line["sha256"], wanted.__contains__), wanted, path)
             except store.BadEpisode as error:

@@ -24,15 +24,27 @@ Row = Observation | Sequence[Observation]
 class Batcher:
     """Builds batches for one policy. The ids of an instruction are computed once and remembered.
 
-    frames: F, the policy's. For F > 1 a batch has what `Windows` has with so many frames: ``images`` and ``objects``
-    with an axis for them behind the batch's, oldest first, ``history`` (older states) and ``ages`` (s).
+    frames: F, the policy's, `frame_gap` control ticks apart. For F > 1 a batch has what `Windows` has with so many
+    frames: ``images`` and ``objects`` with an axis for them behind the batch's, oldest first, ``history`` (older
+    states) and ``ages`` (s).
     """
 
     def __init__(
-        self, encode: Encode, cameras: Sequence[str], device: str | torch.device = "cpu", frames: int = 1
+        self,
+        encode: Encode,
+        cameras: Sequence[str],
+        device: str | torch.device = "cpu",
+        frames: int = 1,
+        frame_gap: int = 1,
     ) -> None:
-        self.encode, self.cameras, self.device, self.frames = encode, tuple(cameras), torch.device(device), frames
+        self.encode, self.cameras, self.device = encode, tuple(cameras), torch.device(device)
+        self.frames, self.frame_gap = frames, frame_gap
         self._ids: dict[str, np.ndarray] = {}
+
+    @property
+    def memory(self) -> int:
+        """How many control ticks the looks of a row span."""
+        return 1 + (self.frames - 1) * self.frame_gap
 
     def ids(self, instruction: str) -> np.ndarray:
         """The token ids of one instruction, int64 ``[L]``."""
@@ -47,8 +59,8 @@ class Batcher:
     def stack(self, rows: Sequence[Row], length: int | None = None) -> dict[str, object]:
         """Stack observations on the host; texts are padded on the right to the longest, or to `length` tokens.
 
-        rows: for each row of the batch what was seen at its last F control ticks, oldest first; if that is less, or a
-        bare observation, the first one is repeated, as at the start of an episode. The newest one's instruction counts.
+        rows: for each row of the batch what was seen at its last control ticks, oldest first; before the first of them,
+        or of a bare observation, that one is repeated, as at the start of an episode. The newest's instruction counts.
         Raises ValueError naming a camera or the object tokens that an observation lacks, or frames in the wrong order.
         """
         seen = [self._last(row) for row in rows]
@@ -78,10 +90,11 @@ class Batcher:
         return value.to(self.device)
 
     def _last(self, row: Row) -> list[Observation]:
-        """The last F observations of a row, the first one repeated if there are fewer."""
+        """The F looks of a row, the last one newest, the first observation where a look would lie before it."""
         if isinstance(row, Observation):
             return [row] * self.frames
-        return [row[0]] * (self.frames - len(row)) + list(row[-self.frames :])
+        now = len(row) - 1
+        return [row[max(0, now - back * self.frame_gap)] for back in range(self.frames - 1, -1, -1)]
 
     def _texts(self, ids: Sequence[np.ndarray], length: int | None) -> dict[str, torch.Tensor]:
         length = max(map(len, ids)) if length is None else length
@@ -132,22 +145,23 @@ class RandomInputs:
 
     def __init__(self, config: PolicyConfig, texts: Sequence[str], batch: int = 1, seed: int = 0) -> None:
         self.config, self.texts, self.size = config, tuple(texts), batch
-        self.frames = frames(config)
+        count, gap = frames(config)
+        self.ticks = 1 + (count - 1) * gap
         self.generator = np.random.default_rng(seed)
 
     def __call__(self) -> list[Row]:
-        """Return the rows of one step: observations, or as many of each as the policy has frames, oldest first."""
+        """Return the rows of one step: observations, or for a policy with frames those of its last ticks."""
         return [self._row() for _ in range(self.size)]
 
     def _row(self) -> Row:
-        times = [PERIOD * tick for tick in range(self.frames)]
+        times = [PERIOD * tick for tick in range(self.ticks)]
         seen = [random_observation(self.config, self.generator, self.texts, time) for time in times]
-        return seen[0] if self.frames == 1 else seen
+        return seen[0] if self.ticks == 1 else seen
 
 
-def frames(config: PolicyConfig) -> int:
-    """How many control ticks a policy sees at once."""
-    return getattr(config, "frames", 1)
+def frames(config: PolicyConfig) -> tuple[int, int]:
+    """How many looks a policy sees at once, and how many control ticks lie between them."""
+    return getattr(config, "frames", 1), getattr(config, "frame_gap", 1)
 
 
 def newest(row: Row) -> Observation:

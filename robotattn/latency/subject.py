@@ -83,7 +83,7 @@ def of_checkpoint(folder: Path, device: str, instruction_tokens: int | None) -> 
     loaded = checkpoint.load(folder, device)
     seconds = {"load": time.perf_counter() - start}
     texts = tuple(text for colour in COLOURS for text in sentences(colour))
-    batcher = Batcher(loaded.tokenizer.encode, list(loaded.config.cameras), device, frames(loaded.config))
+    batcher = Batcher(loaded.tokenizer.encode, list(loaded.config.cameras), device, *frames(loaded.config))
     longest = max(len(batcher.ids(text)) for text in texts)
     length = longest if instruction_tokens is None else instruction_tokens
     if length < longest:
@@ -108,7 +108,7 @@ def of_policy(
     policy = policy.to(device).eval()
     seconds = {"build": time.perf_counter() - start}
     encode, texts = random_instructions(config.vocabulary, length, seed)
-    batcher = Batcher(encode, list(config.cameras), device, frames(config))
+    batcher = Batcher(encode, list(config.cameras), device, *frames(config))
     return Subject(name, policy, config, batcher, tuple(texts), length, None, seconds)
 
 
