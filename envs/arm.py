@@ -4,8 +4,11 @@ A hand-written solver rather than mink: on the same targets it takes about a ten
 and recording speed is bound by it.
 """
 
+from collections.abc import Sequence
+
 import mujoco
 import numpy as np
+import scipy.linalg
 
 from robotattn.assets import path
 from robotattn.envs.scene import FINGER_TRAVEL, HOME
@@ -30,18 +33,16 @@ class Arm:
         self.site = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_SITE, "tool")
         self.low, self.high = self.model.jnt_range[:7].T.copy()
         self._jacobian = np.zeros((6, self.model.nv))
-        self._hull = _Hull(self.model)
+        self._hull = _Hull(self.model, self.site)
 
     def tool_pose(self, joints: np.ndarray) -> np.ndarray:
         """Tool pose ``[4]`` at joint positions ``[7]`` (rad)."""
         self._place(joints)
         return np.array([*self.data.site_xpos[self.site], yaw_of(self.data.site_xmat[self.site])])
 
-    def reach(self, joints: np.ndarray) -> np.ndarray:
-        """Tool x, y, z and height of the arm's lowest point, fingers open, ``[4]`` (m) at joint positions ``[7]``."""
-        self._hull.joints[:] = joints
-        mujoco.mj_kinematics(self.model, self._hull.data)
-        return np.array([*self._hull.sites[self.site].tolist(), self._hull.lowest()])
+    def reach(self, joints: np.ndarray | Sequence[float]) -> tuple[float, ...]:
+        """Tool x, y, z and height of the arm's lowest point, fingers open (m), at joint positions ``[7]``."""
+        return self._hull.reach(joints)
 
     def solve(self, pose: np.ndarray, start: np.ndarray, iterations: int = ITERATIONS) -> np.ndarray:
         """Joint positions ``[7]`` (rad, within limits) that bring the tool to `pose` ``[4]``, searched from `start`."""
@@ -84,21 +85,23 @@ class _Hull:
     Only views of MuJoCo's arrays and space to work in are kept: the safety filter asks several times a tick.
     """
 
-    def __init__(self, model: mujoco.MjModel) -> None:
-        self.data = mujoco.MjData(model)
+    def __init__(self, model: mujoco.MjModel, site: int) -> None:
+        self.model, self.data = model, mujoco.MjData(model)
         self.data.qpos[7:9] = FINGER_TRAVEL
-        self.joints, self.sites = self.data.qpos[:7], self.data.site_xpos
+        self._joints, self._tool = self.data.qpos[:7], self.data.site_xpos[site]
         parts = np.flatnonzero(model.geom_contype)
         run = slice(parts[0], parts[-1] + 1)  # a slice gives views: these parts follow one another
         self._heights, self._axes = self.data.geom_xpos[run, 2], self.data.geom_xmat[run, 6:9]
         size, capsule = model.geom_size[run], model.geom_type[run] == mujoco.mjtGeom.mjGEOM_CAPSULE
-        self._radii = np.where(capsule, size[:, 0], 0.0)
         along = np.column_stack([np.zeros((len(size), 2)), size[:, 1]])  # a capsule's axis is z, its half length second
-        self._halves = np.where(capsule[:, None], along, size)
-        self._space = np.empty_like(self._halves)
+        halves = np.where(capsule[:, None], along, size)
+        self._below = np.vstack([scipy.linalg.block_diag(*halves[:, :, None]), np.where(capsule, size[:, 0], 0.0)])
+        self._slopes = np.ones(len(self._below))  # how much of a side goes down, of each part; and 1 for the radii
+        self._sides = self._slopes[:-1].reshape(halves.shape)
 
-    def lowest(self) -> float:
-        """The height of the lowest point (m)."""
-        np.abs(self._axes, out=self._space)
-        np.multiply(self._space, self._halves, out=self._space)
-        return float(np.minimum.reduce(self._heights - self._radii - np.add.reduce(self._space, axis=1)))
+    def reach(self, joints: np.ndarray | Sequence[float]) -> tuple[float, ...]:
+        """Tool x, y, z and the height of the lowest point (m)."""
+        self._joints[:] = joints
+        mujoco.mj_kinematics(self.model, self.data)
+        np.abs(self._axes, out=self._sides)
+        return *self._tool.tolist(), float(np.minimum.reduce(self._heights - self._slopes @ self._below))

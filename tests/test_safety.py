@@ -117,7 +117,15 @@ def test_after_a_hold_speed_rises_from_what_the_held_command_still_asks_for():
 
 def test_before_the_first_command_the_start_is_held():
     safety = ready(joints=np.full(JOINTS, 0.3))
-    np.testing.assert_array_equal(safety(controls(np.nan), ORIGIN, PERIOD), [*[0.3] * JOINTS, 1.0])
+    at = np.full(JOINTS, 0.3)
+    np.testing.assert_array_equal(safety(controls(np.nan), at, PERIOD), [*at, 1.0])
+
+
+def test_a_held_command_asks_for_no_more_when_the_arm_is_dragged_away_from_it():
+    """By 0.3 rad from where it stood at rest: a speed of 0.1 rad / 0.1 s may be asked for at most; by hand."""
+    safety = ready(joints=np.full(JOINTS, 0.3))
+    np.testing.assert_allclose(safety(controls(np.nan), ORIGIN, PERIOD), [*[0.1] * JOINTS, 1.0])
+    assert kinds(safety) == {"not_finite": 1.0}
 
 
 def test_an_observation_may_be_as_old_as_the_limit():

@@ -13,7 +13,7 @@ table. See scripts/check_safety.py.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,13 +42,14 @@ UNITS = {
 }
 """Kinds of interventions, and the unit of how far the limit was exceeded."""
 
-# The methods of arrays do the same in three times the time, which counts here.
-_most, _least, _every = np.maximum.reduce, np.minimum.reduce, np.logical_and.reduce
+# Below, seven values are a list: a loop over them takes a third of the time that arrays of that size take.
+Joints = list[float]
 
-BORDERS = np.vstack([np.eye(3, 4), -np.eye(3, 4), np.eye(1, 4, 3)])  # which of what `Forward` gives each is about
+Margins = tuple[float, ...]
+"""How far inside each border the arm is (m): low x y z, high x y z, and the table's clearance."""
 
-Forward = Callable[[np.ndarray], np.ndarray]
-"""Joint positions ``[7]`` (rad) to the tool's x, y, z and the height of the arm's lowest point ``[4]`` (m)."""
+Forward = Callable[[Sequence[float]], Sequence[float]]
+"""Seven joint positions (rad) to the tool's x, y, z and the height of the arm's lowest point (m)."""
 
 
 @dataclass(frozen=True)
@@ -146,16 +147,15 @@ class SafetyFilter:
 
     def __init__(self, limits: Limits, forward: Forward) -> None:
         self.limits, self.forward = limits, forward
-        self._low, self._high = np.append(limits.low, 0.0), np.append(limits.high, 1.0)
-        self._speed, self._acceleration = limits.headroom * np.array(limits.speed), np.array(limits.acceleration)
-        box = limits.workspace
-        self._border = np.array([*box.low, *(-side for side in box.high), limits.clearance])
-        self._border[: 2 * len(box.low)] -= limits.slack
+        self._low, self._high = [*limits.low, 0.0], [*limits.high, 1.0]
+        self._speed = [limits.headroom * speed for speed in limits.speed]
+        box, slack = limits.workspace, limits.slack
+        self._box = tuple(side - slack for side in box.low), tuple(side + slack for side in box.high)
         self.reset(np.zeros(JOINTS))
 
     def reset(self, joints: np.ndarray, gripper: float = 1.0) -> None:
         """Begin at rest at joint positions ``[7]`` (rad): what is held until there is a safe command."""
-        self._last, self._asked = np.append(joints, gripper).astype(np.float64), np.zeros(JOINTS)
+        self._last, self._asked = [*map(float, joints), gripper], [0.0] * JOINTS
         self.report = Interventions()
 
     def __call__(self, controls: np.ndarray, joints: np.ndarray, elapsed: float, age: float = 0.0) -> np.ndarray:
@@ -164,114 +164,145 @@ class SafetyFilter:
         joints: positions now ``[7]`` (rad). elapsed: since the last command (s). age: of the observation behind this
         command (s). Controls of any other shape and values that are not finite are no error: the last ones are held.
         """
-        controls, joints = np.asarray(controls, np.float64), np.asarray(joints, np.float64)
-        found = self._unusable(controls, joints, age)
-        safe = self._last.copy() if found else self._limit(controls, joints, elapsed, found)
+        controls, where = np.asarray(controls, np.float64), np.asarray(joints, np.float64).tolist()
+        found = self._unusable(controls, where, age)
+        if math.isfinite(sum(where)):
+            wanted, note = (self._last, {}) if found else (controls.tolist(), found)
+            safe = self._limit(wanted, where, max(SHORTEST, elapsed), note)
+            self._asked = self._ask(safe, where)
+        else:  # then the arm may as well be at rest where it was sent
+            safe, self._asked = self._last, [0.0] * JOINTS
         self.report.add(found)
-        known = _every(np.isfinite(joints), axis=None)  # where they are not, the arm may as well be at rest
-        self._asked = (safe[:JOINTS] - joints) / self.limits.response if known else np.zeros(JOINTS)
-        self._last = safe.copy()
-        return safe
+        self._last = safe
+        return np.array(safe)
 
-    def _unusable(self, controls: np.ndarray, joints: np.ndarray, age: float) -> dict[str, float]:
+    def _ask(self, controls: Joints, joints: Joints) -> Joints:
+        """The speeds that controls ask for (rad/s), without the gripper."""
+        response = self.limits.response
+        return [(target - joint) / response for target, joint in zip(controls, joints, strict=False)]
+
+    def _unusable(self, controls: np.ndarray, joints: Joints, age: float) -> dict[str, float]:
         """Why nothing can be made of a command, and by how much."""
-        if not (_every(np.isfinite(controls), axis=None) and _every(np.isfinite(joints), axis=None)):
-            return {"not_finite": float((~np.isfinite(controls)).sum() + (~np.isfinite(joints)).sum())}
-        if controls.shape != self._last.shape:
+        shaped = controls.shape == (len(self._last),)
+        if not (shaped and math.isfinite(sum(controls.tolist()) + sum(joints))):
+            given = [*controls.ravel().tolist(), *joints]
+            if broken := len(given) - sum(map(math.isfinite, given)):
+                return {"not_finite": float(broken)}
+        if not shaped:
             return {"malformed": float(controls.size)}
         if not age <= self.limits.staleness:  # so that an age of NaN is too old, too
             excess = age - self.limits.staleness
             return {"stale": excess if math.isfinite(excess) else 0.0}
         return {}
 
-    def _limit(self, controls: np.ndarray, joints: np.ndarray, elapsed: float, found: dict[str, float]) -> np.ndarray:
-        """The controls themselves if they are safe; otherwise safe ones, with what was exceeded noted in `found`."""
+    def _limit(self, controls: Joints, joints: Joints, elapsed: float, found: dict[str, float]) -> Joints:
+        """The controls themselves if they are safe; otherwise safe ones, with what was exceeded noted in `found`.
+
+        Those sent last are safe as long as the arm is nearer to them now, and not dragged away by its other joints.
+        """
         possible = self._into_range(controls, found)
-        if possible[:JOINTS].tobytes() == self._last[:JOINTS].tobytes():  # safe before, and the arm is nearer to it now
+        room = _Room(joints, elapsed)
+        slower = self._slow(possible, room, found)
+        if slower is possible and possible[:JOINTS] == self._last[:JOINTS]:
             return possible
-        room = self._room(joints, max(SHORTEST, elapsed))
-        return self._inside(self._slow(possible, room, found), room, found)
+        return self._inside(slower, room, found)
 
-    def _room(self, joints: np.ndarray, elapsed: float) -> "_Room":
-        joints = np.minimum(np.maximum(joints, self._low[:JOINTS]), self._high[:JOINTS])  # as if not past a stop
-        more = self._acceleration * elapsed
-        return _Room(joints, elapsed, np.minimum(self._asked, 0.0) - more, np.maximum(self._asked, 0.0) + more)
-
-    def _into_range(self, controls: np.ndarray, found: dict[str, float]) -> np.ndarray:
-        beyond = np.maximum(self._low - controls, controls - self._high)
-        if _most(beyond) <= ROUNDING:
+    def _into_range(self, controls: Joints, found: dict[str, float]) -> Joints:
+        limited = self._clip(controls)
+        if limited == controls:
             return controls
-        excess = {"position": float(_most(beyond[:JOINTS])), "gripper": float(beyond[JOINTS])}
+        beyond = [abs(it - near) for it, near in zip(controls, limited, strict=True)]
+        if max(beyond) <= ROUNDING:
+            return controls
+        excess = {"position": max(beyond[:JOINTS]), "gripper": beyond[JOINTS]}
         found.update({kind: value for kind, value in excess.items() if value > ROUNDING})
-        return np.minimum(np.maximum(controls, self._low), self._high)
+        return limited
 
-    def _slow(self, controls: np.ndarray, room: "_Room", found: dict[str, float]) -> np.ndarray:
+    def _clip(self, controls: Joints) -> Joints:
+        ranges = zip(self._low, controls, self._high, strict=True)
+        return [low if it < low else high if it > high else it for low, it, high in ranges]
+
+    def _slow(self, controls: Joints, room: "_Room", found: dict[str, float]) -> Joints:
         """Shorten the way to the target, in the same direction, until it asks for no more speed than is allowed."""
-        asked = (controls[:JOINTS] - room.joints) / self.limits.response
-        fast = float(_most(np.abs(asked) / self._speed))
-        sudden = float(_most(np.maximum(asked / room.high, asked / room.low)))
+        fast, sudden = self._shares(controls, room)
         over = max(fast, sudden)
         if over <= 1.0 + ROUNDING:
             return controls
+        asked = self._ask(controls, room.joints)
         if fast > 1.0 + ROUNDING:
-            found["speed"] = float(_most(np.abs(asked) - self._speed))
+            found["speed"] = max([abs(one) - speed for one, speed in zip(asked, self._speed, strict=True)])
         if sudden > max(1.0, fast) + ROUNDING:
-            slowed = asked / max(1.0, fast)
-            found["acceleration"] = float(_most(np.maximum(slowed - room.high, room.low - slowed))) / room.elapsed
-        slower = controls.copy()
-        slower[:JOINTS] = room.joints + asked * (self.limits.response / over)
-        return slower
+            found["acceleration"] = self._rise(asked, max(1.0, fast), room.elapsed)
+        share = self.limits.response / over
+        slower = [joint + one * share for joint, one in zip(room.joints, asked, strict=True)]
+        return self._clip([*slower, controls[JOINTS]])  # an arm past a stop is sent back to it, no farther
 
-    def _inside(self, controls: np.ndarray, room: "_Room", found: dict[str, float]) -> np.ndarray:
+    def _shares(self, controls: Joints, room: "_Room") -> tuple[float, float]:
+        """How much of the speed, and of its rise, that it may ask for a command asks for, by the worst joint."""
+        response, (joints, elapsed), fast, sudden = self.limits.response, room, 0.0, 0.0
+        each = zip(controls, joints, self._asked, self._speed, self.limits.acceleration, strict=False)
+        for target, joint, before, speed, acceleration in each:
+            asked = (target - joint) / response
+            if asked < 0.0:  # as if mirrored: of the same sign in all that follows
+                asked, before = -asked, -before
+            share, rise = asked / speed, asked / ((before if before > 0.0 else 0.0) + acceleration * elapsed)
+            fast, sudden = share if share > fast else fast, rise if rise > sudden else sudden
+        return fast, sudden
+
+    def _rise(self, asked: Joints, slowed: float, elapsed: float) -> float:
+        """By how much what is left of the speed asked for rises faster than it may (rad/s^2)."""
+        each = zip(asked, self._asked, self.limits.acceleration, strict=True)
+        signed = [(one, was, limit) if one > 0.0 else (-one, -was, limit) for one, was, limit in each]
+        return max([(one / slowed - (was if was > 0.0 else 0.0)) / elapsed - limit for one, was, limit in signed])
+
+    def _inside(self, controls: Joints, room: "_Room", found: dict[str, float]) -> Joints:
         """Stop short, on the way from the last safe target, of where the arm would leave its workspace or clearance.
 
         Where that one would leave it already, any target that is no worse will do.
         """
         now = self._margins(room.joints)
-        margins = self._margins(controls[:JOINTS])
+        margins = self._margins(controls)
         end = self._worst(margins, now)
         if end >= 0.0:
             return controls
-        start = self._worst(self._margins(self._last[:JOINTS]), now)
+        start = self._worst(self._margins(self._last), now)
         if end >= start:
             return controls
-        excess = self._overshot(now, margins)
-        if excess[:-1].min() < 0.0:
-            found["workspace"] = -float(excess[:-1].min())
-        if excess[-1] < 0.0:
-            found["clearance"] = -float(excess[-1])
+        *box, table = self._overshot(margins, now)
+        found |= {kind: -least for kind, least in (("workspace", min(box)), ("clearance", table)) if least < 0.0}
         return self._between(controls, room, now, start, end)
 
-    def _between(self, controls: np.ndarray, room: "_Room", now: np.ndarray, start: float, end: float) -> np.ndarray:
+    def _between(self, controls: Joints, room: "_Room", now: Margins, start: float, end: float) -> Joints:
         """A target that is inside, on the way to `controls`, by false position on the margins (m); or the last one."""
-        last, trial, share = self._last[:JOINTS], controls.copy(), 1.0
+        gripper, share = controls[JOINTS], 1.0
         for _ in range(TRIES):
             share *= SHORT * max(start, 0.0) / (start - end)
-            trial[:JOINTS] = last + share * (controls[:JOINTS] - last)
-            end = self._worst(self._margins(trial[:JOINTS]), now)
+            trial = [last + share * (it - last) for last, it in zip(self._last, controls, strict=True)]
+            trial[JOINTS] = gripper
+            end = self._worst(self._margins(trial), now)
             if end >= min(start, 0.0):
                 break
         if end < min(start, 0.0) or self._slow(trial, room, {}) is not trial:
-            trial[:JOINTS] = last
+            return self._slow([*self._last[:JOINTS], gripper], room, {})
         return trial
 
-    def _margins(self, joints: np.ndarray) -> np.ndarray:
-        """How far inside each border the arm is ``[7]`` (m): low x y z, high x y z, and the table's clearance."""
-        return BORDERS @ self.forward(joints) - self._border
+    def _margins(self, joints: Joints) -> Margins:
+        x, y, z, lowest = self.forward(joints[:JOINTS])
+        (left, near, floor), (right, far, ceiling) = self._box
+        return x - left, y - near, z - floor, right - x, far - y, ceiling - z, lowest - self.limits.clearance
 
-    def _overshot(self, now: np.ndarray, margins: np.ndarray) -> np.ndarray:
-        """Margins ``[7]`` of a target, less what the arm may run past it on its way from the margins it has now (m)."""
-        return margins - self.limits.overshoot * np.maximum(now - margins, 0.0)
+    def _overshot(self, margins: Margins, now: Margins) -> list[float]:
+        """Margins of a target, less what the arm may run past it on its way from the margins it has now (m)."""
+        share = self.limits.overshoot
+        pairs = zip(margins, now, strict=True)
+        return [there if there >= here else there - share * (here - there) for there, here in pairs]
 
-    def _worst(self, margins: np.ndarray, now: np.ndarray) -> float:
-        return float(_least(self._overshot(now, margins)))
+    def _worst(self, margins: Margins, now: Margins) -> float:
+        return min(self._overshot(margins, now))
 
 
 class _Room(NamedTuple):
-    """What is left to a command: joint positions now ``[7]`` (rad), seconds since the last one, speeds ``[7]`` (rad/s)
-    that it may ask for as far as acceleration goes."""
+    """Where the joints are ``[7]`` (rad), and the seconds since the last command."""
 
-    joints: np.ndarray
+    joints: Joints
     elapsed: float
-    low: np.ndarray
-    high: np.ndarray
