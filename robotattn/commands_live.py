@@ -46,6 +46,14 @@ def _counts(result: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield "woken late by (us)", f"{woken['min']:.1f} to {woken['max']:.0f}, mean {woken['mean']:.1f}"
     for phase, what in (("held", "no action left, the last command sent again"), ("cold", "before the first chunk")):
         yield what, result["phases"][phase]
+    if "safety" in result:
+        safety = result["safety"]
+        yield "changed by the safety filter", f"{safety['changed']} of {safety['commands']} commands"
+        for kind, one in safety["kinds"].items():
+            yield (
+                f"... {kind}",
+                f"{one['count']}, by {one['mean']:.3g} {one['unit']} in the mean, {one['largest']:.3g} at most",
+            )
     yield "stalls", result["stalls"]
     yield from (("", stall) for stall in result["longest_stalls"])
     if (success := result["episodes"]["success"]) is not None:

@@ -24,15 +24,18 @@ from robotattn.control.account import NEVER, Account
 from robotattn.control.chunks import ChunkOptions, Handling, relative
 from robotattn.control.clock import PHYSICS_STEP, nanoseconds
 from robotattn.control.realtime import Pace, run_realtime
+from robotattn.control.safety import Interventions, Limits
 from robotattn.envs import EnvConfig, TabletopEnv, make_env
 from robotattn.evaluate import success_rate
+from robotattn.guard import Guard
 from robotattn.latency.measure import quiet
 from robotattn.latency.percentiles import summary as percentiles
 from robotattn.latency.schedule import jitter
 from robotattn.rollouts import Job, machine, make_agent
 from robotattn.seeds import stream
 from robotattn.sight import read_observation
-from robotattn.types import Continuer, Observation, Plan, Running, Watcher
+from robotattn.timing import all_interventions
+from robotattn.types import Command, Continuer, Observation, Plan, Running, Watcher
 
 SWITCH = 0.0005  # the longest that the thinking thread keeps the interpreter from a tick that is due (s)
 SHOWN = 10  # stalls that are named
@@ -59,6 +62,8 @@ class LiveConfig:
     """queue: ask again when this share of the chunk is left."""
     patience: float = 0.1
     """An inference that takes longer is a stall, and named (s)."""
+    safety: bool = False
+    """Send every command through the safety filter."""
     stall: str | None = None
     """Let one inference stall, to see what happens: 500ms@10s, for how long and when."""
     seed: int = 1000
@@ -99,7 +104,7 @@ def live(config: LiveConfig, tell: Callable[[str], object] = lambda message: Non
     """
     torch.set_num_threads(config.threads)
     env, period = _environment(config)
-    robot = SimulatedRobot(env, _seeds(config.seed))
+    robot = SimulatedRobot(env, _seeds(config.seed), limits=Limits() if config.safety else None)
     agent = _agent(config, env)
     if config.late == "real-time" and not isinstance(agent, Continuer):
         raise UsageError("late: real-time, but this policy cannot plan on from what is running")
@@ -111,7 +116,8 @@ def live(config: LiveConfig, tell: Callable[[str], object] = lambda message: Non
     with quiet(), switching(SWITCH):
         robot.restart()
         account = run_realtime(robot, act, config.chunks(), config.pace(every), tell)
-    return describe(account) | {"episodes": _episodes(robot.ended), "machine": _machine(config)}
+    found = describe(account) | {"episodes": _episodes(robot.ended), "machine": _machine(config)}
+    return found if robot.guard is None else found | {"safety": all_interventions(robot.interventions)}
 
 
 def _environment(config: LiveConfig) -> tuple[TabletopEnv, float]:
@@ -162,14 +168,25 @@ class SimulatedRobot:
     been run, however late the loop looks.
     """
 
-    def __init__(self, env: TabletopEnv, seeds: Iterator[int], clock: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(
+        self,
+        env: TabletopEnv,
+        seeds: Iterator[int],
+        clock: Callable[[], int] = time.perf_counter_ns,
+        limits: Limits | None = None,
+    ) -> None:
         self.env, self.seeds, self.clock = env, seeds, clock
+        self.guard = None if limits is None else Guard(env, limits)
+        self.interventions: list[Interventions] = []  # of the guard, one an episode
         self.ended: list[dict[str, Any]] = []  # episodes: seed, success, reason, and what the world tells of them
         self._over, self._sent, self._origin = True, np.zeros(0), 0
 
     def restart(self) -> None:
         """Begin the episode of the next seed; its time begins when it is set up."""
         self.env.reset(seed=next(self.seeds))
+        if self.guard is not None:
+            self.guard.reset()
+            self.interventions.append(self.guard.filter.report)
         self._over, self._sent, self._origin = False, np.zeros(0), self.clock()
 
     def over(self) -> bool:
@@ -195,13 +212,19 @@ class SimulatedRobot:
     def tool_pose(self) -> np.ndarray:
         return self.env.tool_pose()
 
-    def send(self, target: np.ndarray) -> None:
-        """Head for a target; the same one again leaves the actuators as they are."""
-        if np.array_equal(target, self._sent):
-            return
+    def send(self, target: np.ndarray, age: float) -> None:
+        """Head for a target; the same one again leaves the actuators as they are, or goes on toward what is not safe.
+
+        A guard sends what is safe of a target, and with every tick more of it.
+        """
+        again, self._sent = np.array_equal(target, self._sent), target
         in_tool = self.env.config.action_mode == "tool"
-        self.env.send(relative(target, self.env.tool_pose()) if in_tool else target)
-        self._sent = target
+        action = relative(target, self.env.tool_pose()) if in_tool and not again else target
+        if self.guard is not None:
+            now = self.env.physics_steps * PHYSICS_STEP
+            self.guard.act(now, None if again else Command(action, age), again)
+        elif not again:
+            self.env.send(action)
 
     def close(self) -> None:
         self.env.close()

@@ -85,6 +85,11 @@ def _interventions(report: Interventions) -> dict[str, Any]:
     }
 
 
+def all_interventions(reports: Sequence[Interventions]) -> dict[str, Any]:
+    """Several episodes' interventions: how many, and for each kind its count, unit, mean and largest."""
+    return _safety([_interventions(report) for report in reports])
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All episodes' `of_row` in one: shares, and percentiles of what was counted."""
     latencies, ages, sensors = Counter[float](), Counter[float](), dict[str, Counter[float]]()

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from robotattn.control.account import NEVER, Account
-from robotattn.control.chunks import ChunkOptions, ChunkQueue, Handling
+from robotattn.control.chunks import ChunkOptions, ChunkQueue, Handling, relative
 from robotattn.control.pacing import SPIN_NS, longest_run
 from robotattn.control.realtime import Pace, run_realtime
+from robotattn.control.safety import Limits
 from robotattn.control.thinking import Answer, Question, ThinkingThread, think
 from robotattn.envs import EnvConfig, make_env
+from robotattn.guard import Guard
 from robotattn.live import LiveConfig, SimulatedRobot, describe, stalling, switching
 from robotattn.loop import Timing, run_episodes
-from robotattn.types import Agent, Observation, Plan, Running
+from robotattn.types import Agent, Command, Observation, Plan, Running
 
 MS = 1_000_000
 
@@ -47,6 +49,7 @@ class Bench:
         self.clock, self.slow, self.pose = clock, slow or {}, np.zeros(4) if pose is None else pose
         self.began, self.ticks, self.observed, self.closed = clock.now, 0, 0, False
         self.sent: list[tuple[int, np.ndarray]] = []  # (ms since the first tick, target)
+        self.ages: list[float] = []  # of the observation behind each (s)
 
     def observe(self) -> Observation:
         self.observed += 1
@@ -58,7 +61,8 @@ class Bench:
         self.ticks += 1
         return self.pose
 
-    def send(self, target: np.ndarray) -> None:
+    def send(self, target: np.ndarray, age: float) -> None:
+        self.ages.append(age)
         self.sent.append(((self.clock.now - self.began) // MS, target))
 
     def close(self) -> None:
@@ -253,6 +257,7 @@ def test_a_held_target_is_the_same_array_of_world_coordinates_however_far_the_ar
     _, robot = run(0.4, latencies=(20, 10_000), agent=Offsets(), robot=Moving)
     assert all(np.allclose(target, [0.5, 0, 0.2, 0, 1], atol=1e-15) for _, target in robot.sent)
     assert len({id(target) for _, target in robot.sent}) == 1 and len(robot.sent) == 19
+    assert robot.ages == pytest.approx([0.02 * tick for tick in range(1, 20)])  # all planned from what tick 0 saw
 
 
 def test_before_the_first_chunk_nothing_is_sent_and_the_ticks_are_counted_as_cold():
@@ -288,8 +293,8 @@ def test_a_plan_that_cannot_be_used_ends_the_run_by_name():
 
 
 class Interrupted(Bench):
-    def send(self, target: np.ndarray) -> None:
-        super().send(target)
+    def send(self, target: np.ndarray, age: float) -> None:
+        super().send(target, age)
         if len(self.sent) == 6:
             raise KeyboardInterrupt
 
@@ -302,7 +307,7 @@ def test_an_interruption_ends_the_run_with_the_account_so_far():
 
 def test_a_failure_of_the_robot_is_raised_and_it_is_closed():
     class Broken(Bench):
-        def send(self, target: np.ndarray) -> None:
+        def send(self, target: np.ndarray, age: float) -> None:
             raise OSError("bus off")
 
     robots: list[Broken] = []
@@ -528,14 +533,46 @@ def test_a_target_sent_again_leaves_the_actuators_as_they_are(env: Any):
     robot = SimulatedRobot(env, iter(repeat(3)), clock)
     robot.restart()
     target = np.append(robot.tool_pose() + np.array([0.05, 0, 0, 0]), 1.0)
-    robot.send(target)
+    robot.send(target, 0.1)
     held = env.data.ctrl.copy()
     clock.now += 60 * MS
     robot.over()
-    robot.send(target.copy())
+    robot.send(target.copy(), 0.16)
     assert np.array_equal(env.data.ctrl, held)
-    robot.send(target + np.array([0, 0.01, 0, 0, 0]))
+    robot.send(target + np.array([0, 0.01, 0, 0, 0]), 0.1)
     assert not np.array_equal(env.data.ctrl, held)
+
+
+def test_a_guarded_robot_is_sent_what_is_safe_at_once_and_more_at_every_tick(env: Any):
+    """As the simulated loop's guard does it with the same commands at the same times; the interventions are kept."""
+    clock, limits = Hands(), Limits()
+    robot = SimulatedRobot(env, iter(repeat(3)), clock, limits)
+    robot.restart()
+    other = make_env(env.config)
+    other.reset(seed=3)
+    guard = Guard(other, limits)
+    guard.reset()
+    target = np.append(robot.tool_pose() + np.array([0.08, 0.05, -0.05, 0.3]), 0.0)
+    for tick in range(5):
+        robot.send(target, 0.1)
+        command = Command(relative(target, other.tool_pose()), 0.1) if tick == 0 else None
+        guard.act(tick * 20 * MS, command, again=tick > 0)
+        np.testing.assert_array_equal(env.data.ctrl, other.data.ctrl)
+        clock.now += 20 * MS
+        robot.over()
+        other.advance(10)
+    (report,) = robot.interventions
+    assert report == guard.filter.report and report.commands == 5 and 0 < report.changed <= 5
+    other.close()
+
+
+def test_a_guarded_robot_holds_what_is_too_old(env: Any):
+    robot = SimulatedRobot(env, iter(repeat(3)), Hands(), Limits(staleness=0.4))
+    robot.restart()
+    before = env.data.ctrl.copy()
+    robot.send(np.append(robot.tool_pose() + np.array([0.01, 0, 0, 0]), 1.0), 0.5)
+    np.testing.assert_allclose(env.data.ctrl, before)
+    assert robot.interventions[0].kinds["stale"].largest == pytest.approx(0.1)
 
 
 def test_the_loop_runs_the_simulated_robot_through_its_episodes(env: Any):

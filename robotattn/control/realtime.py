@@ -35,10 +35,11 @@ class Robot(Protocol):
     def tool_pose(self) -> np.ndarray:
         """Tool pose now ``[4]``."""
 
-    def send(self, target: np.ndarray) -> None:
+    def send(self, target: np.ndarray, age: float) -> None:
         """Head for a target ``[A]``: tool pose and gripper in the world frame, or joints and gripper.
 
-        It is absolute, so that the same one sent again means the same, however far the arm has come.
+        It is absolute, so that the same one sent again means the same, however far the arm has come. age: of the
+        observation it was planned from (s).
         """
 
     def close(self) -> None:
@@ -269,8 +270,9 @@ class _Loop:
         if self.asked is not None and phase == "held":
             self.asked.held += 1
         if self.target is not None:
-            self._ask_robot(self.robot.send, self.target)
-            self.ages[tick] = self.clock() - self.origin - self.seen[self.queue.sent[0]]
+            seen = self.origin + self.seen[self.queue.sent[0]]
+            self._ask_robot(self.robot.send, self.target, (self.clock() - seen) / SECOND)
+            self.ages[tick] = self.clock() - seen
 
     def _account(self, ticks: int) -> Account:
         if self.asked is not None:
