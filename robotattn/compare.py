@@ -1,9 +1,10 @@
 """Compare two result files, and say whether the second is significantly worse: an exit code for CI.
 
-Evaluations: the difference of success, paired where both ran the same seeds (Newcombe's interval, McNemar's p), else
-from two Wilson intervals. Profiles and traces: the ratio of p50 and of p99, with the interval of a bootstrap over
-blocks of consecutive steps, because neighbouring latencies are alike. Files that were not made under the same
-conditions are refused, and what differs is named.
+Evaluations: the difference of success (within the time limit, and where both tell, within 3 s and at the first try),
+paired where both ran the same seeds (Newcombe's interval, McNemar's p), else from two Wilson intervals. Profiles and
+traces: the ratio of p50 and of p99, with the interval of a bootstrap over blocks of consecutive steps, because
+neighbouring latencies are alike. Files that were not made under the same conditions are refused, and what differs is
+named.
 """
 
 import json
@@ -17,6 +18,7 @@ import numpy as np
 import tyro
 
 from robotattn.config import UsageError
+from robotattn.scores import outcomes
 from robotattn.statistics import Estimate, paired_difference, samples_needed, wilson
 
 KINDS = {"evaluation": (1,), "profile": (2,), "trace": (1,)}
@@ -27,7 +29,17 @@ CHUNK = 2_000_000  # numbers resampled at once: 16 MB
 EVALUATION = ("env", "config.execute", "config.ensemble", "config.objects", "config.other", "config.phrases")
 MACHINE = ("environment.device", "environment.cpu", "environment.torch_threads")
 LATENCY = ("device", *MACHINE, "clock", "hz", "shape.batch", "config.device", "config.batch")
-NOTED = ("environment.versions", "machine.versions", "machine.device", "machine.renderer", "mode", "policy", "shape")
+EVALUATION_FILE = "evaluation.json"
+NOTED = (
+    "config.timing",
+    "environment.versions",
+    "machine.versions",
+    "machine.device",
+    "machine.renderer",
+    "mode",
+    "policy",
+    "shape",
+)
 BACK_TO_BACK = "back to back"
 """Conditions must be equal; what is noted may be the very thing that is compared."""
 
@@ -72,7 +84,7 @@ def compare(config: CompareConfig) -> dict[str, Any]:
         raise UsageError(f"{config.b}: not made under the conditions of {config.a}: {'; '.join(differs)}; see --anyway")
     tolerance = TOLERANCE[kind] if config.tolerance is None else config.tolerance
     if kind == "evaluation":
-        rows = [_successes(a, b, tolerance)]
+        rows = _successes(a, b, tolerance)
     else:
         rows = _latencies((config.a, a), (config.b, b), tolerance, config)
     regression = any(row["verdict"] == "worse" for row in rows)
@@ -81,6 +93,8 @@ def compare(config: CompareConfig) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if (path / EVALUATION_FILE).is_file():  # the folder of an evaluation
+        path = path / EVALUATION_FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -125,12 +139,23 @@ def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
 # ------------------------------------------------------------------------------------------ success
 
 
-def _successes(a: Mapping[str, Any], b: Mapping[str, Any], tolerance: float) -> dict[str, Any]:
-    ours, theirs = ({row["seed"]: bool(row["success"]) for row in data["rows"]} for data in (a, b))
-    for data, rows in ((a, ours), (b, theirs)):
-        if not rows:
+def _successes(a: Mapping[str, Any], b: Mapping[str, Any], tolerance: float) -> list[dict[str, Any]]:
+    for data in (a, b):
+        if not data["rows"]:
             raise UsageError(f"{data['config'].get('out')}: an evaluation without episodes")
-    row: dict[str, Any] = {"quantity": "success", "n": [len(ours), len(theirs)], "paired": ours.keys() == theirs.keys()}
+    seeds = [[row["seed"] for row in data["rows"]] for data in (a, b)]
+    scores = [outcomes(data["rows"]) for data in (a, b)]
+    both = [name for name in scores[0] if name in scores[1]]
+    rows = []
+    for name in both:
+        ours, theirs = (dict(zip(one, score[name], strict=True)) for one, score in zip(seeds, scores, strict=True))
+        rows.append(_success(name.replace("_", " "), ours, theirs, tolerance))
+    return rows
+
+
+def _success(name: str, ours: Mapping[int, bool], theirs: Mapping[int, bool], tolerance: float) -> dict[str, Any]:
+    """The row of one score, from what each seed came to in both."""
+    row: dict[str, Any] = {"quantity": name, "n": [len(ours), len(theirs)], "paired": ours.keys() == theirs.keys()}
     row |= {"a": sum(ours.values()) / len(ours), "b": sum(theirs.values()) / len(theirs)}
     if row["paired"]:
         pairs = paired_difference(list(ours.values()), [theirs[seed] for seed in ours])

@@ -24,13 +24,13 @@ from robotattn.data.workers import run_tasks
 from robotattn.envs import CameraConfig, EnvConfig
 from robotattn.policies.base import CANNOT_CONTINUE
 from robotattn.rollouts import Block, Job, opened
+from robotattn.scores import outcomes
 from robotattn.seeds import stream
 from robotattn.statistics import wilson
 from robotattn.timing import TimingConfig, short, summary
 from robotattn.types import MAX_OBJECTS
 
 SCHEMA = 1
-SOON = 3.0  # a deadline that tells latencies apart where the time limit does not (s)
 BLOCKS = 3  # given to each worker, at least: the last ones even out how long the workers take
 Progress = Callable[[str, int, int], None]
 
@@ -236,8 +236,7 @@ def summarise(rows: Sequence[dict[str, Any]], hz: float) -> dict[str, Any]:
     """Success with its Wilson 95 % interval, overall and broken down; reasons; steps to success."""
     steps = [row["steps"] for row in rows if row["success"]]
     return {
-        "success": success_rate(rows),
-        **_sooner(rows),
+        **{name: _rate(met) for name, met in outcomes(rows).items()},
         "reasons": dict(sorted(Counter(row["reason"] for row in rows).items())),
         "failures": dict(sorted(Counter(row["failure"] for row in rows if not row["success"]).items())),
         "steps_to_success": _steps(steps, hz) if steps else None,
@@ -246,25 +245,19 @@ def summarise(rows: Sequence[dict[str, Any]], hz: float) -> dict[str, Any]:
     }
 
 
-def _sooner(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The rates of success within 3 s and at the first try, where the rows tell: a deadline shows lateness."""
-    if not all("time" in row and "tries" in row for row in rows):
-        return {}
-    soon = [row | {"success": row["success"] and row["time"] <= SOON} for row in rows]
-    first = [row | {"success": row["success"] and row["tries"] <= 1} for row in rows]
-    return {f"success_within_{SOON:g}_s": success_rate(soon), "success_at_first_try": success_rate(first)}
-
-
 def _steps(steps: Sequence[int], hz: float) -> dict[str, float]:
     return {"mean": fmean(steps), "median": median(steps), "mean_seconds": fmean(steps) / hz}
 
 
 def success_rate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Count, rate and Wilson 95 % interval of the rows' successes."""
-    successes = sum(row["success"] for row in rows)
-    interval = wilson(successes, len(rows))
+    return _rate([row["success"] for row in rows])
+
+
+def _rate(met: Sequence[bool]) -> dict[str, Any]:
+    interval = wilson(sum(met), len(met))
     low, high = interval.low, interval.high
-    return {"successes": successes, "episodes": len(rows), "rate": interval.value, "low": low, "high": high}
+    return {"successes": sum(met), "episodes": len(met), "rate": interval.value, "low": low, "high": high}
 
 
 def _breakdown(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:

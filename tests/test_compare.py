@@ -67,6 +67,34 @@ def test_other_seeds_are_not_paired(tmp_path):
     assert row["verdict"] == "no significant change"
 
 
+def test_times_and_tries_are_compared_where_both_tell_of_them(tmp_path):
+    """Of four seeds B is as successful, but twice later than 3 s, and once only at the second try."""
+    outcomes = dict.fromkeys(range(4), True)
+    a, b, old = (evaluation(tmp_path / f"{name}.json", outcomes) for name in "abc")
+    for path, times, tries in ((a, [1, 2, 3, 3], [1, 1, 1, 1]), (b, [1, 3, 3.1, 6], [1, 1, 2, 1])):
+        data = json.loads(path.read_text())
+        for row, time, tried in zip(data["rows"], times, tries, strict=True):
+            row |= {"time": time, "tries": tried}
+        path.write_text(json.dumps(data))
+    rows = {row["quantity"]: (row["a"], row["b"], row["only_a"]) for row in compare(CompareConfig(a, b))["rows"]}
+    assert rows == {
+        "success": (1.0, 1.0, 0),
+        "success within 3 s": (1.0, 0.5, 2),
+        "success at first try": (1.0, 0.75, 1),
+    }
+    assert [row["quantity"] for row in compare(CompareConfig(a, old))["rows"]] == ["success"]
+
+
+def test_the_folder_of_an_evaluation_names_it(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        evaluation(tmp_path / name / "evaluation.json", {1: True, 2: name == "a"})
+    (row,) = compare(CompareConfig(tmp_path / "a", tmp_path / "b"))["rows"]
+    assert (row["a"], row["b"]) == (1.0, 0.5)
+    with pytest.raises(UsageError, match="Is a directory"):
+        compare(CompareConfig(tmp_path, tmp_path))
+
+
 def test_the_unpaired_interval_is_newcombes_published_example():
     """Newcombe 1998, table II, 56/70 against 48/80 (method 10): 0.0524 to 0.3339 for the first minus the second."""
     first, second = [True] * 56 + [False] * 14, [True] * 48 + [False] * 32
