@@ -19,7 +19,7 @@ from robotattn.envs import EnvConfig, make_env
 from robotattn.envs.cameras import gl_renderer
 from robotattn.envs.experts import EXPERTS
 from robotattn.latency.inputs import Batcher, frames
-from robotattn.loop import run_episodes
+from robotattn.loop import Timing, run_episodes
 from robotattn.sight import read_observation
 from robotattn.timing import TimingConfig, of_row
 from robotattn.types import Agent, Episode
@@ -65,20 +65,20 @@ def opened(job: Job) -> Iterator[Callable[[int], Block]]:
     torch.set_num_threads(1)  # a core each: more threads than cores are ten times slower
     envs: list[gym.Env] = [make_env(job.env) for _ in range(min(job.batch, job.block))]
     try:
-        agent = make_agent(job, envs)
-        yield lambda first: run_block(job, envs, agent, first)
+        agent, timing = make_agent(job, envs), job.timing.timing()
+        yield lambda first: run_block(job, envs, agent, timing, first)
     finally:
         for env in envs:
             env.close()
 
 
-def run_block(job: Job, envs: Sequence[gym.Env], agent: Agent, first: int) -> Block:
+def run_block(job: Job, envs: Sequence[gym.Env], agent: Agent, timing: Timing, first: int) -> Block:
     """Run the episodes from index `first` on."""
     index_of = {seed: first + place for place, seed in enumerate(job.seeds[first : first + job.block])}
     block = Block([], [], {})
     filmed = {seed for seed, index in index_of.items() if index < job.videos}
     period = round(1e9 / job.env.hz)
-    timing, options, seeds = job.timing.timing(), dict(job.options), list(index_of)
+    options, seeds = dict(job.options), list(index_of)
     for episode in run_episodes(envs, agent, seeds, job.chunks, options, filmed.__contains__, timing):
         index = index_of[episode.seed]
         block.rows.append(row(index, episode) | {"timing": of_row(episode.timing, period)})

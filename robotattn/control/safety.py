@@ -7,9 +7,9 @@ more *additional* speed than the other allows in the time between them. To ask f
 
 The limits of the Panda's datasheet are the default. The scripted expert asks for more (of joint 7 for 5.3 rad/s, of
 joint 2 for 3.1 rad/s, either from standstill in one command): most of its commands are shortened, it picks up as often
-and takes 0.3 to 0.5 s longer. Limits that let all of it pass do not keep the simulated arm in its place: at 4 rad/s,
-without `headroom` and `overshoot`, random commands took the tool 47 mm out of its workspace and the fingers into the
-table. See scripts/check_safety.py.
+(599 of 600 episodes) and takes 0.4 to 0.7 s longer. Limits that let all of it pass do not keep the simulated arm in its
+place: at 4 rad/s, without `headroom` and `overshoot`, random commands took the tool 47 mm out of its workspace and the
+fingers into the table. See scripts/check_safety.py, and what it measured in results/safety.
 """
 
 import math
