@@ -15,8 +15,8 @@ TITLES = ("* = front", LATENCY, "late", "success", "3 s", "1st", "s", "missed", 
 
 def frontier(arguments: list[str]) -> int:
     """Join success, tokens and latency in one table: robotattn frontier CHECKPOINT ... --devices h200 fixed:80ms."""
-    from robotattn.frontier import FrontierConfig
     from robotattn.frontier import frontier as run
+    from robotattn.frontier_cells import FrontierConfig
 
     config = parse(FrontierConfig, arguments, frontier)
     config = replace(config, checkpoints=tuple(find(str(one), "assets/checkpoints") for one in config.checkpoints))

@@ -10,23 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from robotattn.config import name_of
+from robotattn.frontier_cells import Cell
 from robotattn.latency import bounds
 from robotattn.latency.plan import mark_front
 from robotattn.latency.sources import told
 from robotattn.latency.subject import Subject
 from robotattn.statistics import paired_difference
 
-if TYPE_CHECKING:
-    from robotattn.frontier import Cell
-
 Row = dict[str, Any]
 SAME = ("policy", "late", "execute")  # of the row that a row is compared with at no latency
 
 
-def row(cell: "Cell", data: Mapping[str, Any], out: Path) -> Row:
+def row(cell: Cell, data: Mapping[str, Any], out: Path) -> Row:
     """One row of the table. data: the cell's evaluation. out: the folder that files are named in."""
     source, timing = cell.source, data["timing"]
     seconds = [one["time"] for one in data["rows"] if one["success"]]

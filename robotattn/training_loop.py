@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,9 +25,7 @@ from robotattn import checkpoint
 from robotattn.config import UsageError, to_dict
 from robotattn.ema import Average
 from robotattn.tracking import Metrics, Wandb
-
-if TYPE_CHECKING:
-    from robotattn.train import TrainConfig
+from robotattn.train_config import TrainConfig
 
 Progress = Callable[[str, int, int], None]
 STATE, METRICS = "training_state.pt", "metrics.jsonl"
@@ -48,7 +46,7 @@ class Data(Protocol):
         """Return the samples of these indices as one batch of tensors."""
 
 
-def learning_rate(config: "TrainConfig", step: int) -> float:
+def learning_rate(config: TrainConfig, step: int) -> float:
     """Return the rate of step 0, 1, ...: a linear rise over `warmup` steps, then a cosine that ends at 0."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
@@ -85,7 +83,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        config: "TrainConfig",
+        config: TrainConfig,
         policy: Any,
         data: Data,
         write: Callable[..., None],
@@ -249,7 +247,7 @@ class TrainingLoop:
                 signal.signal(number, handler)
 
 
-def make_accelerator(config: "TrainConfig") -> Accelerator:
+def make_accelerator(config: TrainConfig) -> Accelerator:
     """Choose device and precision; raises UsageError if the batch cannot be shared out over the processes."""
     if "WORLD_SIZE" not in os.environ:  # accelerate keeps its first settings for the whole process otherwise
         AcceleratorState._reset_state(reset_partial_state=True)

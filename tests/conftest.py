@@ -39,3 +39,9 @@ def _by_file(stats):
             counts[name][kind] += 1
             seconds[name] += getattr(report, "duration", 0.0)
     return counts, seconds
+
+
+@pytest.fixture
+def no_picture(monkeypatch):
+    """Draw no picture and no page of a frontier where nobody looks at them: they take most of the time."""
+    monkeypatch.setattr("robotattn.frontier_page.write", lambda folder, result: None)

@@ -14,29 +14,8 @@ from robotattn.envs.sensors import object_poses
 from robotattn.evaluate import EvaluateConfig, evaluate
 from robotattn.loop import run_episodes
 from robotattn.seeds import stream
-from robotattn.sight import read_observation
 
 MOVING = ("pick_moving", "pick_reversing", "pick_disturbed")
-TASKS = ("pick_up", *MOVING)
-
-
-def present(env):
-    """Poses of the cubes that are there, ``[n, 4]``."""
-    return object_poses(env)[: len(env.layout.colour)]
-
-
-def expert_steps(env, seed):
-    """Reset to a seed; then yield each action of the expert. The caller must send it and call `end_tick`."""
-    env.reset(seed=seed)
-    expert = EXPERTS[env.config.task]([env])
-    expert.reset(0)
-    while True:
-        yield expert.plan([0], [read_observation(env.observe())])[0].actions[0]
-
-
-def state(env):
-    """Everything that physics goes on from, as one array."""
-    return np.concatenate([env.data.qpos, env.data.qvel, env.data.ctrl, env.data.qacc_warmstart, [env.time]])
 
 
 # --------------------------------------------------------------------------------------------- experts
