@@ -4,6 +4,8 @@ import json
 import os
 from collections import defaultdict
 
+import pytest
+
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("LP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch comes: the same bits, and the same time, on any machine
