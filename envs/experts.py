@@ -27,18 +27,23 @@ NOISE = np.array([0.025, 0.025, 0.015, 0.15])  # standard deviations (m, m, m, r
 
 
 class PickUpExpert:
-    """Picks up the named cube. With noise > 0 commands are disturbed as in DART; plans carry the clean command too."""
+    """Picks up the named cube. With noise > 0 commands are disturbed as in DART; plans carry the clean command too.
+
+    fumble: share of the disturbances in which the gripper also does the opposite. Grasps that fail, which an expert in
+    time never has, are then among its states, and what to do after one among its labels.
+    """
 
     held: ClassVar[float] = NEAR  # how far aside a cube between the fingers may have slipped and still be held (m)
 
-    def __init__(self, envs: Sequence[gym.Env], noise: float = 0.0) -> None:
+    def __init__(self, envs: Sequence[gym.Env], noise: float = 0.0, fumble: float = 0.0) -> None:
         self.envs = [cast(TabletopEnv, env.unwrapped) for env in envs]
-        self.noise = noise
-        self._disturbances = [_Disturbance(0.0, None, 1) for _ in envs]
+        self.noise, self.fumble = noise, fumble
+        self._disturbances = [_Disturbance(0.0, 0.0, None, 1) for _ in envs]
 
     def reset(self, row: int) -> None:
         env = self.envs[row]
-        self._disturbances[row] = _Disturbance(self.noise, generator(env.episode_seed, "noise"), env.config.hz)
+        rng = generator(env.episode_seed, "noise")
+        self._disturbances[row] = _Disturbance(self.noise, self.fumble, rng, env.config.hz)
 
     def plan(self, rows: Sequence[int], observations: Sequence[Observation]) -> list[Plan]:
         return [self._plan(row, observation.time) for row, observation in zip(rows, observations, strict=True)]
@@ -48,7 +53,10 @@ class PickUpExpert:
         tool = env.tool_pose()
         clean = self.command(env, tool)
         sent = clean.copy()
-        sent[:4] += self._disturbances[row].next()
+        offset, turned = self._disturbances[row].next()
+        sent[:4] += offset
+        if turned:
+            sent[4] = OPEN + CLOSED - sent[4]
         period = 1.0 / env.config.hz
         env.expert_joint = np.append(env.joints_for(tool + clean[:4]), clean[4])
         if env.config.action_mode == "tool":
@@ -113,23 +121,25 @@ def _toward(offset: np.ndarray, gripper: float) -> np.ndarray:
 
 
 class _Disturbance:
-    """Offsets added to the commands of one episode: now and then, for a quarter of a second."""
+    """What is done to the commands of one episode: now and then, for a quarter of a second."""
 
-    def __init__(self, strength: float, rng: np.random.Generator | None, hz: int) -> None:
-        self.rng, self.hz, self.strength = rng, hz, strength
+    def __init__(self, strength: float, fumble: float, rng: np.random.Generator | None, hz: int) -> None:
+        self.rng, self.hz, self.strength, self.fumble = rng, hz, strength, fumble
         self.active = rng is not None and strength > 0 and rng.random() < NOISY_EPISODES
-        self.left, self.offset = 0, np.zeros(4)
+        self.left, self.offset, self.turned = 0, np.zeros(4), False
 
-    def next(self) -> np.ndarray:
+    def next(self) -> tuple[np.ndarray, bool]:
+        """An offset to the tool's command ``[4]``, and whether the gripper is to do the opposite."""
         if not self.active or self.rng is None:
-            return np.zeros(4)
+            return np.zeros(4), False
         if self.left == 0 and self.rng.random() < NOISE_RATE / self.hz:
             self.left = max(1, round(NOISE_SECONDS * self.hz))
             self.offset = self.strength * self.rng.normal(0, NOISE)
+            self.turned = self.fumble > 0 and bool(self.rng.random() < self.fumble)
         elif self.left == 0:
-            return np.zeros(4)
+            return np.zeros(4), False
         self.left -= 1
-        return self.offset
+        return self.offset, self.turned
 
 
 EXPERTS: dict[str, type[PickUpExpert]] = {

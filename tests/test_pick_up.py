@@ -146,6 +146,21 @@ def test_noise_disturbs_the_command_and_keeps_the_clean_label():
     assert 0.05 < np.mean(differs) < 0.6
 
 
+def test_a_fumbling_hand_does_the_opposite_in_that_share_of_disturbances_and_the_label_stays():
+    env = make_env(EnvConfig(hz=20))
+    turned, disturbed = [], []
+    for fumble in (0.0, 1.0):
+        expert = PickUpExpert([env], noise=1.0, fumble=fumble)
+        episodes = list(run_episodes([env], expert, stream("validate", 2, 12), keep=lambda seed: True))
+        rows = [row for episode in episodes for row in episode.rows]
+        off = [abs(row.command.expert[:3] - row.command.action[:3] - row.observation.state[8:11]).max() for row in rows]
+        disturbed.append([gap > 1e-5 for gap in off])
+        turned.append([row.command.expert[4] != row.command.action[4] for row in rows])
+        assert {row.command.expert[4] for row in rows} == {0.0, 1.0}
+        assert sum(episode.success for episode in episodes) >= 10
+    assert not any(turned[0]) and turned[1] == disturbed[1] and any(turned[1])
+
+
 def test_the_expert_is_markov_and_never_runs_ahead_of_the_tool_by_more_than_its_stride():
     rng = np.random.default_rng(0)
     for _ in range(200):

@@ -151,7 +151,17 @@ def test_no_two_attempts_share_a_seed():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"episodes": 0}, {"workers": 0}, {"noise": -1.0}, {"noise": np.nan}, {"seed": -1}, {"deadline": 0.0}]
+    "wrong",
+    [
+        {"episodes": 0},
+        {"workers": 0},
+        {"noise": -1.0},
+        {"noise": np.nan},
+        {"fumble": 1.5},
+        {"fumble": np.nan},
+        {"seed": -1},
+        {"deadline": 0.0},
+    ],
 )
 def test_a_configuration_out_of_range_is_refused_naming_the_field(wrong):
     with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: "):

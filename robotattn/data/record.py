@@ -45,6 +45,8 @@ class RecordConfig:
     """Base seed; recordings with different ones share no episode."""
     noise: float = 1.0
     """Strength of the disturbances sent on top of the expert's commands (DART); 0 is an undisturbed expert."""
+    fumble: float = 0.0
+    """Share of the disturbances in which the gripper does the opposite, too: what to do when a grasp has failed."""
     workers: int = 2
     """Processes that record; the episodes do not depend on it."""
     deadline: float = 120.0
@@ -55,6 +57,8 @@ class RecordConfig:
             value = getattr(self, name)
             if not np.isfinite(value) or value < lowest:
                 raise ValueError(f"{name}: {value} is not a finite number of at least {lowest:g}")
+        if not 0 <= self.fumble <= 1:
+            raise ValueError(f"fumble: {self.fumble} is not in [0, 1]")
 
 
 World = Callable[[RecordConfig], tuple[gym.Env, Agent]]
@@ -66,7 +70,7 @@ def expert_world(config: RecordConfig) -> tuple[gym.Env, Agent]:
     from robotattn.envs.experts import EXPERTS
 
     env = make_env(config.env)
-    return env, EXPERTS[config.env.task]([env], noise=config.noise)
+    return env, EXPERTS[config.env.task]([env], noise=config.noise, fumble=config.fumble)
 
 
 def record(config: RecordConfig, progress: Progress | None = None, world: World = expert_world) -> dict[str, Any]:
@@ -108,6 +112,7 @@ def describe(config: RecordConfig) -> dict[str, Any]:
         "env": to_dict(config.env),
         "seed": config.seed,
         "noise": config.noise,
+        **({"fumble": config.fumble} if config.fumble else {}),
         "episodes": config.episodes,
         "versions": store.versions() | ({"renderer": renderer(config)} if config.env.cameras else {}),
     }

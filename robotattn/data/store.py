@@ -269,6 +269,7 @@ def _identity(description: Mapping[str, Any]) -> dict[str, Any]:
     """Pick what decides the content of an episode."""
     return {
         **{name: description.get(name, "absent") for name in ("schema", "env", "seed", "noise")},
+        "fumble": description.get("fumble", 0.0),
         "versions": {"mujoco": description.get("versions", {}).get("mujoco")},
     }
 
