@@ -5,12 +5,13 @@
         --episodes 100 --out runs/lateness_frontier
     python scripts/table_lateness.py --frontier runs/lateness_frontier --out results/lateness
 
+Several frontiers go into one table; a policy of one that names a task is called after it, too.
 Writes lateness.md (success within 6 s / within 3 s / at the first try, of all episodes), lateness.png and episodes.csv.
 """
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +36,36 @@ SCORES = ("success", "success_within_3_s", "success_at_first_try")
 Row = Mapping[str, Any]
 
 
-def main(frontier: Path = Path("runs/lateness_frontier"), out: Path = Path("results/lateness")) -> None:
+def main(frontier: tuple[Path, ...] = (Path("runs/lateness_frontier"),), out: Path = Path("results/lateness")) -> None:
     """Write the tables, the picture and the episodes.
 
     Args:
-        frontier: Folder of `robotattn frontier`.
+        frontier: Folders of `robotattn frontier`.
         out: Where they go.
     """
-    rows = json.loads((frontier / "frontier.json").read_text(encoding="utf-8"))["rows"]
+    rows, cells = list[dict[str, Any]](), dict[str, Sequence[Row]]()
+    for folder in frontier:
+        for row, episodes in read(folder):
+            rows.append(row)
+            cells[row["cell"]] = episodes
     out.mkdir(parents=True, exist_ok=True)
-    cells = {row["cell"]: json.loads((frontier / row["file"]).read_text(encoding="utf-8"))["rows"] for row in rows}
     text = "\n".join(["\n".join(table(rows)), "", "\n".join(recovered(rows, cells)), ""])
     (out / "lateness.md").write_text(text, encoding="utf-8")
     draw(rows, out / "lateness.png")
     write_episodes(cells, out / "episodes.csv")
     print(text)
     print(json.dumps({"script": "table_lateness", "cells": len(rows), "out": str(out)}))
+
+
+def read(folder: Path) -> Iterator[tuple[dict[str, Any], Sequence[Row]]]:
+    """Each row of a frontier and the episodes of its cell, named after the task where the frontier names one."""
+    found = json.loads((folder / "frontier.json").read_text(encoding="utf-8"))
+    task = found["config"]["task"]
+    for row in found["rows"]:
+        episodes = json.loads((folder / row["file"]).read_text(encoding="utf-8"))["rows"]
+        if task is not None:
+            row |= {name: f"{task}-{row[name]}" for name in ("policy", "cell")}
+        yield row, episodes
 
 
 def table(rows: Sequence[Row]) -> list[str]:

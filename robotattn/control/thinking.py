@@ -18,7 +18,7 @@ from robotattn.types import Agent, Continuer, Observation, Plan, Running, Watche
 
 ROW = 0  # of the agent's batch: a robot is one row
 YIELDS = 5  # steps of niceness by which thinking stands back behind the loop
-WATCHED = 16  # ticks that an agent with a history can still be shown when it comes back from thinking
+WATCHED = 64  # ticks that an agent with a history can still be shown when it comes back from thinking
 
 
 @dataclass(frozen=True)
