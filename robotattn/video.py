@@ -13,7 +13,7 @@ from robotattn.types import Observation
 
 CODECS = ("vp09", "mp4v")  # VP9 plays in browsers; MPEG-4 part 2 is the fallback that every OpenCV build writes
 PICTURE_HEIGHT = 240  # small cameras are enlarged to this height (px)
-STRIP_SIDE = 160  # a filmstrip's pictures (px)
+STRIP_SIDE = 160  # width of a filmstrip's pictures (px)
 CAPTION_HEIGHT = 28  # (px)
 
 
@@ -105,15 +105,14 @@ def filmstrip(observations: Sequence[Observation], columns: int = 6) -> np.ndarr
 
 
 def _column(observation: Observation) -> np.ndarray:
-    views = [_square(image) for image in observation.images.values()]
+    views = [_whole(image) for image in observation.images.values()]
     return np.concatenate([*views, _caption(f"{observation.time:.1f} s", views[0].shape[1])], axis=0)
 
 
-def _square(image: np.ndarray) -> np.ndarray:
-    height, width = image.shape[:2]
-    side, top, left = min(height, width), max(0, height - width) // 2, max(0, width - height) // 2
-    middle = image[top : top + side, left : left + side]
-    return cv2.resize(middle, (STRIP_SIDE, STRIP_SIDE), interpolation=cv2.INTER_CUBIC)
+def _whole(image: np.ndarray) -> np.ndarray:
+    """All of an image, as wide as a column: what matters may lie at its border."""
+    height = round(image.shape[0] * STRIP_SIDE / image.shape[1])
+    return cv2.resize(image, (STRIP_SIDE, height), interpolation=cv2.INTER_CUBIC)
 
 
 def write_png(path: Path, image: np.ndarray) -> None:

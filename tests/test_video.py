@@ -46,6 +46,17 @@ def test_red_stays_red_in_the_video_and_in_the_filmstrip(tmp_path):
     assert strip.shape == (2 * video.STRIP_SIDE + video.CAPTION_HEIGHT, 6 * video.STRIP_SIDE, 3)
 
 
+def test_a_filmstrip_shows_all_of_a_wide_camera():
+    """Red at the left border and blue at the right one, of an image twice as wide as it is high."""
+    image = np.zeros((48, 96, 3), np.uint8)
+    image[:, :12], image[:, -12:] = (250, 0, 0), (0, 0, 250)
+    seen = Observation({"front": image, "wrist": image[:, 24:72]}, np.zeros(13, np.float32), "", None, 0.0)
+    strip = video.filmstrip([seen, seen])
+    assert strip.shape == (80 + 160 + video.CAPTION_HEIGHT, 2 * 160, 3)
+    assert strip[40, 5].argmax() == strip[40, 165].argmax() == 0 and strip[40, 154].argmax() == 2
+    assert min(strip[40, 5].max(), strip[40, 154].max()) > 240
+
+
 def test_a_rendered_red_cube_is_red_in_the_video(tmp_path):
     env = make_env(EnvConfig(cameras=(CameraConfig("top", 96, 96),), time_limit=0.3))
     agent = ConstantAgent(np.zeros(5), 0.1)
