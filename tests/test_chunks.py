@@ -70,6 +70,28 @@ def test_ensemble_forgets_chunks_that_no_longer_cover_the_tick():
     assert play(queue, [joint_plan(100), joint_plan(1), joint_plan(2)]) == [100.0, 1.0, 2.0]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "sent"),
+    [
+        ((1, 0, 0), 1.0),  # 1 against 1/2 + 1/4 by weight
+        ((0, 1, 1), 0.0),
+        ((0.8, 0.4, 0.4), 0.8 * 4 / 7 + 0.4 * 3 / 7),  # no decisions: a mean as of any number
+    ],
+)
+@pytest.mark.parametrize("anchor", [np.zeros(4), None])
+def test_an_ensemble_opens_or_shuts_the_gripper_as_the_most_say_by_weight(wanted, sent, anchor):
+    """m = ln 2, oldest first. Half open is what none of them means."""
+    queue = ChunkQueue(ChunkOptions(ensemble=np.log(2)))
+    size = 5 if anchor is not None else 8
+    for tick, gripper in enumerate(wanted):
+        actions = np.full((3, size), 0.1 * tick)
+        actions[:, -1] = gripper
+        put(queue, Plan(actions, 0.0, 0.1, anchor), tick)
+        command = send(queue, tick, np.zeros(4))
+    assert command.action[0] == pytest.approx((0.1 / 2 + 0.2 / 4) * 4 / 7)
+    assert command.action[-1] == pytest.approx(sent)
+
+
 def test_ensemble_blends_angles_across_the_wrap():
     """Yaw targets of pi - 0.1 and -pi + 0.1 lie 0.2 rad apart: their mean is pi, not 0."""
     queue = ChunkQueue(ChunkOptions(ensemble=0.0))

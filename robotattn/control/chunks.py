@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 
 from robotattn.control.clock import on_grid
-from robotattn.types import Command, Plan, Running, wrap_angle
+from robotattn.types import ACTION_SIZE, Command, Plan, Running, wrap_angle
 
 Handling = Literal["hold", "naive", "skip", "skip-executed", "continue", "queue", "ensemble", "real-time"]
 Phase = Literal["cold", "running", "held"]
@@ -280,7 +280,11 @@ class ChunkQueue:
         return [(chunk, index) for chunk, index in found if index is not None]
 
     def _blend(self, active: list[tuple[_Chunk, int]]) -> np.ndarray:
-        """Weighted mean of every chunk that covers now, the oldest with weight 1 (ACT, 2023)."""
+        """Weighted mean of every chunk that covers now, the oldest with weight 1 (ACT, 2023).
+
+        A gripper that each of them wants open or shut is opened or shut, as the most say by weight: half open is what
+        none of them means, and no demonstration ever shows.
+        """
         covering = np.stack([chunk.targets[index] for chunk, index in active])
         decay = ACT_DECAY if self.options.ensemble is None else self.options.ensemble
         weights = np.exp(-decay * np.arange(len(covering)))
@@ -289,4 +293,6 @@ class ChunkQueue:
         if active[-1][0].plan.anchor is not None:  # blend the yaw around the newest one: angles wrap
             newest = covering[-1, 3]
             blended[3] = wrap_angle(newest + weights @ wrap_angle(covering[:, 3] - newest))
+        if len(blended) in ACTION_SIZE.values() and np.isin(covering[:, -1], (0.0, 1.0)).all():
+            blended[-1] = float(blended[-1] >= 0.5)
         return blended
