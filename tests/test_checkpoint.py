@@ -13,7 +13,8 @@ import safetensors.torch
 import torch
 
 from robotattn import checkpoint
-from robotattn.config import UsageError, dumps, to_dict
+from robotattn.config import UsageError, dumps, parse, to_dict
+from robotattn.evaluate import EvaluateConfig, evaluate
 from robotattn.policies import ACTConfig, build
 from robotattn.tokens.normaliser import Moments, Statistics
 from robotattn.tokens.text import default_tokenizer
@@ -310,3 +311,18 @@ def test_a_file_is_replaced_only_when_it_is_whole(tmp_path):
     checkpoint.replace_file(path, lambda file: file.write(b"new"))
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+# ------------------------------------------------------------------------------------------ what is shipped
+
+
+SHIPPED = sorted((Path(__file__).parents[1] / "assets/checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
+def test_a_shipped_policy_picks_up_and_tells_no_ones_paths(folder, tmp_path):
+    loaded = checkpoint.load(folder)
+    training, _ = parse((folder / "config.yaml").read_text(), "config.yaml")
+    assert not any(Path(str(path)).is_absolute() for path in (training["data"], training["out"]))
+    result = evaluate(EvaluateConfig(folder, episodes=2, seed=7, workers=0, videos=0, out=tmp_path / "e"))
+    assert result["success"]["successes"] >= 1 and loaded.env["cameras"]

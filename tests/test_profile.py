@@ -245,7 +245,10 @@ def test_a_name_means_a_checkpoint_or_a_configuration_by_what_it_is(config, tmp_
     assert resolve("runs/mine")[0] == "checkpoint"
     with pytest.raises(UsageError, match=r"mine.yaml: no such file; shipped configurations: act_.*act_pixels.yaml"):
         resolve("mine.yaml")
-    with pytest.raises(UsageError, match=r"act_pix: no such checkpoint.*checkpoints: act_moving_pixels, act_pixels; configurations: act_"):
+    with pytest.raises(
+        UsageError,
+        match=r"act_pix: no such checkpoint.*checkpoints: act_moving_pixels, act_pixels; configurations: act_",
+    ):
         resolve("act_pix")
 
 
