@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import mujoco
 import numpy as np
-import scipy.linalg
 
 from robotattn.assets import path
 from robotattn.envs.scene import FINGER_TRAVEL, HOME
@@ -95,7 +94,8 @@ class _Hull:
         size, capsule = model.geom_size[run], model.geom_type[run] == mujoco.mjtGeom.mjGEOM_CAPSULE
         along = np.column_stack([np.zeros((len(size), 2)), size[:, 1]])  # a capsule's axis is z, its half length second
         halves = np.where(capsule[:, None], along, size)
-        self._below = np.vstack([scipy.linalg.block_diag(*halves[:, :, None]), np.where(capsule, size[:, 0], 0.0)])
+        own = np.repeat(np.eye(len(halves)), 3, axis=0) * halves.reshape(-1, 1)  # each part's sides in its column
+        self._below = np.vstack([own, np.where(capsule, size[:, 0], 0.0)])
         self._slopes = np.ones(len(self._below))  # how much of a side goes down, of each part; and 1 for the radii
         self._sides = self._slopes[:-1].reshape(halves.shape)
 
