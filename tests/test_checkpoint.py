@@ -142,7 +142,8 @@ def test_a_missing_file_is_named(saved, name):
 def test_half_a_file_is_refused(saved, name, share):
     content = (saved / name).read_bytes()
     (saved / name).write_bytes(content[: int(len(content) * share)])
-    assert str(saved / name) in refusal(saved)
+    said = refusal(saved)  # half a configuration may be a whole one, of another policy than the weights are
+    assert str(saved) in said and name in said
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "normalisation.json", "tokenizer.json", "config.yaml"])
